@@ -1,0 +1,287 @@
+"""The actor pool: starts, feeds and replaces the workers and the policy server (worker.py).
+
+    worker  -- whole trajectories, heartbeats -->  ActorPool's thread in the main process
+            <-- episodes --
+
+All are daemons of a `forkserver` (a fork of a process that has used torch hangs) and leave when the main process does,
+however it ends. Every worker has pipes of its own: a queue that is shared dies with the process that was killed while
+writing to it.
+
+    pool = ActorPool(phones, policy_path, weights_for, next_episode=..., on_trajectory=..., on_lost=...)
+    pool.start(); ...; pool.stop()
+
+A worker that dies, or is silent for `worker_timeout` seconds, is replaced with back-off and its episodes handed to
+`on_lost`. When no worker can be kept alive, `pool.error` says why and the pool stops trying.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+from android_env import AdbPhone, AndroidEnv
+from evaluator import RuleJudge
+from shared_weights import SharedWeights
+from worker import Episode, PhoneAddress, Sample, policy_server, rollout, worker
+
+
+@dataclass
+class _Slot:
+    index: int
+    address: PhoneAddress
+    process: multiprocessing.Process | None = None
+    episodes: Connection | None = None
+    pending: list[Episode] = field(default_factory=list)  # handed over, oldest first, not yet finished
+    ready: bool = False
+    heard: float = 0.0
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class ActorPool:
+    """Starts, feeds and replaces the workers and the policy server; see the module's docstring.
+
+    next_episode() -> Episode | None       called from the pool's thread; None: nothing to do now
+    on_trajectory(episode, data: bytes)    called from the pool's thread with `Trajectory.to_bytes()`
+    on_lost(episode)                       the worker that played it died
+    """
+
+    AHEAD = 2  # episodes a worker holds, so that it never waits for the main process
+
+    def __init__(
+        self,
+        phones: list[PhoneAddress],
+        policy_path: Path,
+        weights_for: Callable[[multiprocessing.context.BaseContext], SharedWeights],
+        *,
+        next_episode: Callable[[], Episode | None],
+        on_trajectory: Callable[[Episode, bytes], None],
+        on_lost: Callable[[Episode], None],
+        env_options: dict | None = None,
+        max_batch: int = 32,
+        worker_timeout: float = 120.0,
+        seed: int = 0,
+    ):
+        # Preloading happens in the fork server, which looks for modules in its own path.
+        root = str(Path(__file__).resolve().parent)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["actor_pool"])
+        self.weights = weights_for(self._context)
+        self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
+        self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
+        self._env_options, self._seed = env_options or {}, seed
+        self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
+        self._server: multiprocessing.Process | None = None
+        self._control: Connection | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        self.server_ready = False
+        self.restarts = 0  # workers replaced
+        self.server_restarts = 0
+        self.env_steps = 0
+        self.last_error = ""
+        self.error: BaseException | None = None  # why the pool gave up
+
+    def start(self, timeout: float = 120.0) -> None:
+        """Start everything; return when the policy server and every worker answer, or raise after `timeout`."""
+        self._thread.start()
+        deadline = time.monotonic() + timeout
+        while not (self.server_ready and all(slot.ready for slot in self._slots)):
+            if self.error:
+                raise RuntimeError(f"no worker could be started: {self.last_error or self.error}") from self.error
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.alive} of {len(self._slots)} workers ready after {timeout:.0f} s: {self.last_error}")
+            self._stop.wait(0.02)
+
+    def stop(self) -> None:
+        """End every child process. Nothing that was reported is lost: `on_trajectory` has returned for it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        processes = [slot.process for slot in self._slots] + [self._server]
+        processes = [process for process in processes if process is not None]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(timeout=3)
+            if process.is_alive():
+                process.kill()
+
+    @property
+    def alive(self) -> int:
+        """Workers that are up."""
+        return sum(slot.ready for slot in self._slots)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the policy server and the workers."""
+        processes = [self._server, *(slot.process for slot in self._slots)]
+        return [process.pid for process in processes if process is not None]
+
+    # ------------------------------------------------------------------ the pool's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._ensure_processes()
+                for slot in self._slots:
+                    self._feed(slot)
+                running = [slot for slot in self._slots if slot.process]
+                sources = {slot.episodes: slot for slot in running} | {slot.process.sentinel: slot for slot in running}
+                for ready in wait([*sources, self._control, self._server.sentinel], timeout=0.1):
+                    slot = sources.get(ready)
+                    if slot is None:
+                        self._hear_server(ready)
+                    elif slot.process and ready is slot.episodes:
+                        self._receive(slot)
+                    elif slot.process and ready == slot.process.sentinel:
+                        self._bury(slot, f"exit code {slot.process.exitcode}")
+                for slot in self._slots:
+                    if slot.process and time.monotonic() - slot.heard > self._timeout and (slot.pending or not slot.ready):
+                        slot.process.kill()
+                        self._bury(slot, f"silent for {self._timeout:.0f} s")
+        except Exception as error:  # the thread's last words must reach the main thread
+            self.error = error
+
+    def _hear_server(self, ready) -> None:
+        if ready is self._control:
+            try:
+                self.server_ready = self._control.recv() == "ready"
+            except (EOFError, ConnectionResetError):
+                self._server.join(timeout=5)  # `_ensure_processes` replaces it
+
+    def _ensure_processes(self) -> None:
+        if self._server is None or not self._server.is_alive():
+            if self._server is not None:
+                self.server_restarts += 1
+                self.last_error = f"the policy server ended with exit code {self._server.exitcode}"
+                if self.server_restarts > 5:
+                    raise RuntimeError(self.last_error + " for the sixth time")
+                for slot in self._slots:  # their pipes to the server are dead
+                    if slot.process:
+                        slot.process.kill()
+                        self._bury(slot, "the policy server ended")
+            self.server_ready = False
+            self._control, theirs = self._context.Pipe()
+            self._server = self._context.Process(
+                target=policy_server, args=(self._policy_path, self.weights, theirs, self._max_batch, self._seed), daemon=True
+            )
+            self._server.start()
+            theirs.close()
+        for slot in self._slots:
+            if slot.process is None and time.monotonic() >= slot.retry_at:
+                self._spawn(slot)
+        if all(slot.failures >= 6 and slot.process is None for slot in self._slots):
+            raise RuntimeError(f"no worker can be kept alive; the last one: {self.last_error}")
+
+    def _spawn(self, slot: _Slot) -> None:
+        slot.episodes, theirs = self._context.Pipe()
+        to_server, server_end = self._context.Pipe()
+        slot.process = self._context.Process(
+            target=worker, args=(slot.index, slot.address, self._env_options, theirs, to_server), daemon=True
+        )
+        slot.process.start()
+        self._control.send(server_end)
+        for end in (theirs, to_server, server_end):
+            end.close()
+        slot.heard, slot.ready = time.monotonic(), False
+
+    def _feed(self, slot: _Slot) -> None:
+        while slot.ready and len(slot.pending) < self.AHEAD:
+            episode = self._next()
+            if episode is None:
+                return
+            slot.pending.append(episode)
+            slot.heard = max(slot.heard, time.monotonic()) if len(slot.pending) == 1 else slot.heard
+            try:
+                slot.episodes.send(episode)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the sentinel tells of its death
+
+    def _receive(self, slot: _Slot) -> None:
+        try:
+            kind, content = slot.episodes.recv()
+        except (EOFError, ConnectionResetError, OSError):
+            return self._bury(slot, "its pipe closed")
+        slot.heard = time.monotonic()
+        if kind == "ready":
+            slot.ready = True
+        elif kind == "step":
+            self.env_steps += 1
+        elif kind == "phone_error":
+            self.last_error = content
+        elif kind == "trajectory":
+            slot.failures = 0
+            self._on_trajectory(slot.pending.pop(0), content)
+
+    def _bury(self, slot: _Slot, why: str) -> None:
+        """A worker is gone: take what it still had to say, give its episodes away, plan its successor."""
+        while slot.episodes is not None and slot.episodes.poll():
+            try:
+                kind, content = slot.episodes.recv()
+            except (EOFError, OSError):
+                break
+            if kind == "trajectory":
+                self._on_trajectory(slot.pending.pop(0), content)
+            elif kind == "phone_error":
+                self.last_error = content
+        slot.process.join(timeout=5)
+        if not self.last_error or why != "its pipe closed":
+            self.last_error = self.last_error or f"worker of {slot.address.serial}: {why}"
+        slot.episodes.close()
+        slot.process = slot.episodes = None
+        slot.ready = False
+        lost, slot.pending = slot.pending, []
+        for episode in lost:
+            self._on_lost(episode)
+        self.restarts += 1
+        slot.failures += 1
+        slot.retry_at = time.monotonic() + min(30.0, 0.25 * 2**slot.failures)
+
+
+class SerialPool:
+    """One phone, one environment and the learner's own policy in this process: `pump` plays one episode.
+
+    Slower, but repeatable bit for bit for a seed (on phones without latency), and a debugger can step through it.
+    """
+
+    alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
+    pids: tuple[int, ...] = ()
+
+    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None, seed=0):
+        import torch
+
+        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, RuleJudge(), **(env_options or {}))
+        self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
+        self.generator = torch.Generator().manual_seed(seed)
+        self.version, self.env_steps = 0, 0
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def pump(self) -> None:
+        """Play the next episode, when there is one."""
+        episode = self._next()
+        if episode is None:
+            return
+        trajectory = rollout(self._env, episode, self._act)
+        self.env_steps += len(trajectory)
+        trajectory.info["worker"] = 0
+        self._on_trajectory(episode, trajectory.to_bytes())
+
+    def _act(self, prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
+        output = self._policy.act([prompt], feature[None], greedy=greedy, generator=self.generator)
+        return Sample(output.texts[0], output.token_ids[0], output.logprobs[0], self.version)

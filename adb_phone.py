@@ -1,0 +1,344 @@
+"""A phone behind an adb server: commands, screenshots, what is on screen, typed errors. Usable alone.
+
+    phone = AdbPhone("emulator-5554")                # or 192.168.1.5:5555, or R58M...
+    phone.screenshot()                               # uint8 [H, W, 3]
+    phone.ui().texts                                 # ["Search", "Chrome", ...]
+    phone.tap(135, 240); phone.type_text("it's 50%"); phone.key(66)
+
+Departs from the authors' code: typed text is quoted exactly once, for the phone's shell, and never meets a
+shell of this machine (there: `shell=True`); the size is the override size; every command has a deadline, and
+a connection lost in the middle is an error, not a short answer. Each command is one plain exchange with the
+adb server, because adbutils sleeps 20 ms in each and asks for the server's version.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shlex
+import socket
+import struct
+import subprocess
+import time
+import zlib
+
+import adbutils
+import numpy as np
+from PIL import Image
+
+from ui_state import UiState, parse_focus, parse_ui
+
+
+class AndroidEnvError(RuntimeError):
+    """Something between us and the phone went wrong. `serial`, `state`: which phone, what it is; `remedy`:
+    what to do."""
+
+    def __init__(self, serial: str, state: str, remedy: str):
+        super().__init__(f"adb: device {serial!r}: {state}: {remedy}")
+        self.serial, self.state, self.remedy = serial, state, remedy
+
+
+class DeviceOffline(AndroidEnvError):
+    """The phone, or the adb server before it, cannot be reached, or went away in the middle of a command."""
+
+
+class DeviceUnauthorized(AndroidEnvError):
+    """The phone does not trust this machine's key."""
+
+
+class AdbTimeout(AndroidEnvError):
+    """A command did not end before its deadline."""
+
+
+class ScreenshotError(AndroidEnvError):
+    """`screencap` gave no whole PNG, several times in a row."""
+
+
+_LOST, _CHECK = "connection lost in the middle of a command", "check the phone and `adb devices`"
+_NETWORK_SERIAL = re.compile(r"[\w.\-\[\]:%]+:\d+")
+_FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'"
+_ADB_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+
+
+class _Exchange:
+    """One connection to the adb server with one deadline for all it does."""
+
+    def __init__(self, serial: str, host: str, port: int, timeout: float):
+        self.serial, self.timeout, self.deadline = serial, timeout, time.monotonic() + timeout
+        try:
+            self.socket = socket.create_connection((host, port), timeout=timeout)
+        except OSError as error:
+            raise DeviceOffline(serial, f"no adb server at {host}:{port} ({error})",
+                                f"start it with `adb -P {port} start-server`") from error
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def recv(self, size: int) -> bytes:
+        left = self.deadline - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
+            return self.socket.recv(size)
+        except TimeoutError:
+            raise AdbTimeout(self.serial, f"no answer within {self.timeout:g} s",
+                             "check that it is awake and its link is fine, or raise the timeout") from None
+        except OSError as error:
+            raise DeviceOffline(self.serial, f"{_LOST} ({error})", _CHECK) from error
+
+    def exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self.recv(size - len(data))
+            if not chunk:
+                raise DeviceOffline(self.serial, _LOST, _CHECK)
+            data += chunk
+        return bytes(data)
+
+    def to_the_end(self) -> bytes:
+        chunks = []
+        while chunk := self.recv(1 << 18):
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def request(self, service: str) -> None:
+        data = service.encode()
+        if len(data) > 0xFFFF:
+            raise AndroidEnvError(self.serial, f"command of {len(data)} bytes", "send at most 65535 bytes")
+        try:
+            self.socket.sendall(b"%04x" % len(data) + data)
+        except OSError as error:
+            raise DeviceOffline(self.serial, f"{_LOST} ({error})", _CHECK) from error
+        if self.exactly(4) == b"OKAY":
+            return
+        why = self.answer()
+        if "unauthorized" in why or "authorizing" in why:
+            raise DeviceUnauthorized(self.serial, "unauthorized", "accept the prompt on its screen")
+        raise DeviceOffline(self.serial, why, "see `adb devices`; plug it in again, or `adb connect` it")
+
+    def answer(self) -> str:
+        """A string with its length before it, as host services and failures answer."""
+        size = self.exactly(4)
+        try:
+            return self.exactly(int(size, 16)).decode("utf-8", "replace")
+        except ValueError:
+            raise DeviceOffline(self.serial, f"answer {size!r} is not adb's",
+                                "is that really an adb server's port?") from None
+
+
+def parse_devices(listing: str) -> dict[str, str]:
+    """{serial: state} of the text of `adb devices [-l]`; states: device, offline, unauthorized, no
+    permissions, ..."""
+    states = {}
+    for line in listing.splitlines():
+        parts = line.split(None, 1)
+        if len(parts) == 2 and not line.startswith(("*", "List of", "adb ")):
+            states[parts[0]] = "no permissions" if parts[1].startswith("no perm") else parts[1].split()[0]
+    return states
+
+
+def list_devices(host: str = "127.0.0.1", port: int = 5037, timeout: float = 5.0) -> dict[str, str]:
+    """What the adb server at `host:port` knows: {serial: state}; state "device" is usable."""
+    with _Exchange("any", host, port, timeout) as exchange:
+        exchange.request("host:devices")
+        return parse_devices(exchange.answer())
+
+
+def start_server(port: int = 5037) -> None:
+    """Starts the adb that adbutils brings (or ADBUTILS_ADB_PATH) as a server, where none listens yet."""
+    command = [adbutils.adb_path(), "-P", str(port), "start-server"]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+def input_commands(text: str) -> list[str]:
+    """The commands for a phone's shell that type `text` (ASCII; newline is ENTER): quoted once for that
+    shell, and `input text` reads %s as a blank, so a blank is sent as %s and a literal %s in two pieces."""
+    commands = []
+    for piece in re.split(r"(\n|\t)", text.replace("\r\n", "\n").replace("\r", "\n")):
+        if piece in ("\n", "\t"):
+            commands.append(f"input keyevent {66 if piece == chr(10) else 61}")
+            continue
+        commands += ["input text " + shlex.quote(part.replace(" ", "%s"))
+                     for part in re.split(r"(?<=%)(?=s)", piece) if part]
+    return commands
+
+
+def extract_png(data: bytes) -> bytes:
+    """The PNG in `data`, from its signature to IEND, every chunk's checksum right. Raises ValueError
+    otherwise."""
+    start = data.find(b"\x89PNG\r\n\x1a\n")
+    if start < 0:
+        raise ValueError(f"no PNG signature in {len(data)} bytes {data[:60]!r}")
+    at, kind = start + 8, b""
+    while kind != b"IEND":
+        if at + 12 > len(data):
+            raise ValueError(f"PNG cut off after {len(data) - start} bytes")
+        size, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 12 + size
+        if end > len(data) or zlib.crc32(data[at + 4:end - 4]) != struct.unpack_from(">I", data, end - 4)[0]:
+            raise ValueError(f"PNG chunk {kind!r} of {size} bytes is cut off or damaged")
+        at = end
+    return data[start:at]
+
+
+class AdbPhone:
+    """A phone behind an adb server: `emulator-5554`, `192.168.1.5:5555`, `R58M...`. Every command is one
+    exchange with the server, ends within `timeout` seconds, and raises an `AndroidEnvError` when the phone is
+    not there."""
+
+    def __init__(self, serial: str, host: str = "127.0.0.1", port: int = 5037, timeout: float = 20.0):
+        self.serial, self.host, self.port, self.timeout = serial, host, port, timeout
+        self.retries = 0                                # screenshots that had to be asked for again
+        self._size: tuple[int, int] | None = None
+        self._dump_to_file = False
+        self._has_adb_keyboard: bool | None = None
+
+    def _host(self, service: str, timeout: float) -> str:
+        with _Exchange(self.serial, self.host, self.port, timeout) as exchange:
+            exchange.request(service)
+            return exchange.answer()
+
+    def run(self, command: str, timeout: float | None = None) -> tuple[bytes, bytes, int]:
+        """(stdout, stderr, exit code) of a command in the phone's shell. The exit code proves that it ran to
+        its end."""
+        with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
+            exchange.request(f"host:transport:{self.serial}")
+            exchange.request(f"shell,v2,raw:{command}")
+            streams = {1: bytearray(), 2: bytearray()}
+            while True:
+                kind, size = struct.unpack("<BI", exchange.exactly(5))
+                data = exchange.exactly(size)
+                if kind == 3:
+                    return bytes(streams[1]), bytes(streams[2]), data[0]
+                if kind in streams:
+                    streams[kind] += data
+
+    def shell(self, command: str, timeout: float | None = None, check: bool = False) -> str:
+        """What `command` printed (stdout, then stderr). `check`: an exit code other than 0 is an
+        AndroidEnvError."""
+        out, err, code = self.run(command, timeout)
+        text = (out + err).decode("utf-8", "replace")
+        if check and code:
+            raise AndroidEnvError(self.serial, f"`{command[:200]}` exited with {code}: {text.strip()[:200]}",
+                                  "run it with `adb shell` to see why")
+        return text
+
+    def exec_out(self, command: str, timeout: float | None = None) -> bytes:
+        """The raw output of `command`. Ends with the connection: the caller must know what whole output looks
+        like."""
+        with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
+            exchange.request(f"host:transport:{self.serial}")
+            exchange.request(f"exec:{command}")
+            return exchange.to_the_end()
+
+    def screenshot(self, attempts: int = 3) -> np.ndarray:
+        """The screen, uint8 [H, W, 3]."""
+        for attempt in range(attempts):
+            try:
+                with Image.open(io.BytesIO(extract_png(self.exec_out("screencap -p")))) as image:
+                    pixels = np.asarray(image.convert("RGB"))       # convert loads it whole
+            except (ValueError, OSError) as error:
+                why, self.retries = error, self.retries + (attempt + 1 < attempts)
+                continue
+            if self._size and pixels.shape[:2] == self._size:       # [H, W] equals (W, H): it was turned
+                self._size = (pixels.shape[1], pixels.shape[0])
+            return pixels
+        raise ScreenshotError(self.serial, f"no screenshot in {attempts} tries ({why})",
+                              "try `adb exec-out screencap -p`; is a secure window on its screen?")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels as the screen is held now: the override size where one is set."""
+        if self._size is None:
+            text = self.shell("wm size; dumpsys display | grep -E 'orientation='")
+            sizes = dict(re.findall(r"(Physical|Override) size: (\d+x\d+)", text))
+            width, height = map(int, sizes.get("Override", sizes.get("Physical", "0x0")).split("x"))
+            if not width or not height:
+                raise AndroidEnvError(self.serial, f"`wm size` says {text[:99]!r}", "wait for its boot")
+            turned = re.search(r"orientation=(\d)", text)
+            self._size = (height, width) if turned and int(turned[1]) % 2 else (width, height)
+        return self._size
+
+    def ui(self, attempts: int = 3) -> UiState:
+        """What the screen holds, in one exchange: the focused window and its visible nodes."""
+        why = ""
+        for _ in range(attempts):
+            where = "/dev/tty"
+            if self._dump_to_file:
+                where = "/sdcard/window_dump.xml >/dev/null && cat /sdcard/window_dump.xml"
+            out, err, _ = self.run(f"{_FOCUS_COMMAND}; uiautomator dump {where}")
+            try:
+                return parse_ui(out)
+            except ValueError as error:
+                why = f"{error} {err[:200].decode('utf-8', 'replace')}"
+                # Without a terminal the command cannot open /dev/tty; "idle state" is another failure.
+                if "idle state" not in why:
+                    self._dump_to_file = not self._dump_to_file
+        raise AndroidEnvError(self.serial, f"no UI state in {attempts} tries ({why.strip()})",
+                              "try `adb shell uiautomator dump`; screens that never rest cannot be read")
+
+    def foreground(self) -> tuple[str, str, str]:
+        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than
+        `ui`."""
+        return parse_focus(self.shell(_FOCUS_COMMAND))
+
+    def tap(self, x: int, y: int) -> None:
+        self.shell(f"input tap {x} {y}", check=True)
+
+    def swipe(self, x0: int, y0: int, x1: int, y1: int, ms: int = 500) -> None:
+        self.shell(f"input swipe {x0} {y0} {x1} {y1} {ms}", check=True)
+
+    def key(self, code: int) -> None:
+        self.shell(f"input keyevent {code}", check=True)
+
+    def type_text(self, text: str) -> bool:
+        """Types into the focused field; blank text does nothing. False: the phone has no way to type this
+        text (not ASCII, and no ADBKeyBoard installed), nothing was typed."""
+        if not text.strip():
+            return True
+        if all(" " <= c <= "~" or c in "\n\r\t" for c in text):
+            self.shell(" && ".join(input_commands(text)), check=True)
+            return True
+        if self._has_adb_keyboard is None:
+            self._has_adb_keyboard = _ADB_KEYBOARD in self.shell("ime list -s -a")
+        if self._has_adb_keyboard:
+            payload = base64.b64encode(text.encode("utf-8", "replace")).decode()
+            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD} && "
+                       f"am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
+        return self._has_adb_keyboard
+
+    def recover(self, timeout: float = 60.0, attempts: int = 3) -> None:
+        """After an outage: until the phone is online and booted, or the last error. A network phone is
+        disconnected and connected again, since the server believes in dead connections (`connect` alone:
+        "already connected")."""
+        deadline = time.monotonic() + timeout
+        for attempt in range(attempts):
+            left = max(deadline - time.monotonic(), 0.5) / (attempts - attempt)
+            try:
+                if _NETWORK_SERIAL.fullmatch(self.serial):
+                    for verb in ("disconnect", "connect"):
+                        try:
+                            self._host(f"host:{verb}:{self.serial}", left)
+                        except DeviceOffline:              # the server answers FAIL to an unknown serial
+                            continue
+                with _Exchange(self.serial, self.host, self.port, left) as exchange:
+                    exchange.request(f"host-serial:{self.serial}:wait-for-any-device")
+                    if exchange.exactly(4) != b"OKAY":
+                        raise DeviceOffline(self.serial, exchange.answer(), "see `adb devices`")
+                while "1" not in self.shell("getprop sys.boot_completed", left):
+                    if time.monotonic() > deadline:
+                        raise AdbTimeout(self.serial, "not booted", "wait for its home screen")
+                    time.sleep(0.25)                       # a phone that boots says so in no other way
+                self._size = None
+                return
+            except AndroidEnvError as error:
+                last = error
+        state = list_devices(self.host, self.port).get(self.serial, "not in `adb devices`")
+        raise type(last)(self.serial, f"{last.state} (state {state}, server {self.host}:{self.port}, "
+                         f"{attempts} tries)", last.remedy) from last

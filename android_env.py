@@ -1,0 +1,317 @@
+"""One Android phone as a reinforcement-learning environment.
+
+What: the action text of Auto-UI and its parser, and `AndroidEnv`, episodes in the style of Gymnasium
+(`reset(seed=)`, `step`, `terminated` apart from `truncated`) over a phone of `adb_phone.py`.
+
+    env = AndroidEnv(AdbPhone("emulator-5554"), tasks, judge)  # judge(task, observation) -> Verdict
+    obs, info = env.reset(seed=1, options={"task": tasks[0]})  # {"image": uint8 [H, W, 3], "prompt": str}
+    obs, reward, terminated, truncated, info = env.step(format_action(Action("PRESS_HOME")))
+
+An action is this text, on one line, y first, both in [0, 1], -1.0 where unused; an `Action Plan: [...]` may
+precede it:
+    Action Decision: "action_type": "DUAL_POINT", "touch_point": "[0.7852, 0.6779]", "lift_point":
+    "[0.7852, 0.6779]",     "typed_text": ""
+
+Departs from the authors' code: text that cannot be parsed is an invalid action with a reason (there: an
+exception, or another action); typed text may hold quotes, commas and colons; STATUS_TASK_IMPOSSIBLE ends the
+episode (there: idles); penalties are floats, off by default (there: truncated to integers); the horizon
+truncates and does not terminate; an outage ends the episode as truncated with `info["error"]`; `reset` undoes
+what the last episode did on the phone (stops and clears the apps it used, uninstalls what it installed)
+instead of restarting an emulator from a snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from adb_phone import (  # noqa: F401  (the phone's names are part of this module's interface)
+    AdbPhone,
+    AdbTimeout,
+    AndroidEnvError,
+    DeviceOffline,
+    DeviceUnauthorized,
+    ScreenshotError,
+    list_devices,
+    start_server,
+)
+from ui_state import Node, UiState  # noqa: F401
+
+KINDS = ("DUAL_POINT", "TYPE", "PRESS_BACK", "PRESS_HOME", "PRESS_ENTER", "STATUS_TASK_COMPLETE",
+         "STATUS_TASK_IMPOSSIBLE")
+UNUSED = (-1.0, -1.0)
+TAP_DISTANCE = 0.04        # touch and lift closer than this are a tap (Android in the Wild)
+_KEYS = {"PRESS_BACK": 4, "PRESS_HOME": 3, "PRESS_ENTER": 66}
+_ACTION = re.compile(r'Action Decision:\s*"action_type"\s*:\s*"([^"]*)"\s*,\s*"touch_point"\s*:\s*"([^"]*)"'
+                     r'\s*,\s*"lift_point"\s*:\s*"([^"]*)"\s*,\s*"typed_text"\s*:\s*"(.*)"[^"]*\Z', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Action:
+    """`kind` is one of `KINDS`, or "INVALID" with a `reason`; `touch` and `lift` are (y, x) in [0, 1], or
+    `UNUSED`."""
+
+    kind: str
+    touch: tuple[float, float] = UNUSED
+    lift: tuple[float, float] = UNUSED
+    text: str = ""
+    reason: str = ""
+
+    @property
+    def is_tap(self) -> bool:
+        return self.kind == "DUAL_POINT" and math.dist(self.touch, self.lift) <= TAP_DISTANCE + 1e-9
+
+
+def format_action(action: Action) -> str:
+    """The action's text, coordinates rounded to four decimals. `parse_action` gives the same action back."""
+    points = (action.touch, action.lift)
+    touch, lift = (", ".join("-1.0" if v == -1 else f"{v:.4f}" for v in point) for point in points)
+    return (f'Action Decision: "action_type": "{action.kind}", "touch_point": "[{touch}]", '
+            f'"lift_point": "[{lift}]", "typed_text": "{action.text}"')
+
+
+def parse_action(text: str) -> Action:
+    """The action in a model's `text`; what is none is `Action("INVALID", reason=...)`, never an exception."""
+    found = _ACTION.search(text)
+    if not found:
+        what = "incomplete or misspelt fields" if "Action Decision:" in text else "no 'Action Decision:'"
+        return Action("INVALID", reason=f"{what} in {text[:200]!r}")
+    kind, touch_text, lift_text, typed = found.groups()
+    if kind not in KINDS:
+        return Action("INVALID", reason=f"unknown action_type {kind[:40]!r}, want one of {', '.join(KINDS)}")
+    points = []
+    for name, point in (("touch_point", touch_text), ("lift_point", lift_text)):
+        parts = point.strip().removeprefix("[").removesuffix("]").split(",")
+        try:
+            y, x = (float(part) for part in parts)
+        except ValueError:
+            return Action("INVALID", reason=f"{name} {point[:40]!r} is not '[y, x]'")
+        if not (0 <= y <= 1 and 0 <= x <= 1 if kind == "DUAL_POINT" else math.isfinite(y + x)):
+            return Action("INVALID", reason=f"{name} {point[:40]!r} is outside [0, 1]")
+        points.append((y, x))
+    return Action(kind, points[0], points[1], typed)
+
+
+def make_prompt(instruction: str, last_action_text: str = "") -> str:
+    """What the policy reads: the last action and the goal, with the end-of-sequence token written out."""
+    return f"Previous Actions: {last_action_text} Goal: {instruction}</s>"
+
+
+def to_pixel(point: tuple[float, float], size: tuple[int, int]) -> tuple[int, int]:
+    """(x, y) in pixels of a (y, x) in [0, 1] on a screen of `size` (width, height)."""
+    (y, x), (width, height) = point, size
+    return min(round(x * width), width - 1), min(round(y * height), height - 1)
+
+
+@dataclass
+class Observation:
+    """What a judge sees. `ui()` asks the phone at its first call and remembers the answer; a judge that looks
+    at the image only costs no dump."""
+
+    image: np.ndarray                                   # uint8 [H, W, 3]
+    instruction: str
+    last_actions: tuple[str, ...]                       # all of this episode, oldest first
+    _fetch: Callable[[], UiState] = field(repr=False)
+
+    @cached_property
+    def _ui(self) -> UiState:
+        return self._fetch()
+
+    def ui(self) -> UiState:
+        return self._ui
+
+    @property
+    def fetched(self) -> UiState | None:
+        """The UI state, if someone asked for it."""
+        return self.__dict__.get("_ui")
+
+
+# Never stopped or cleared: parts of the system. The home app joins them at the first reset.
+_SYSTEM = frozenset({
+    "", "android", "com.android.systemui", "com.google.android.gms", "com.google.android.inputmethod.latin",
+    "com.android.permissioncontroller", "com.google.android.permissioncontroller",
+    "com.android.packageinstaller", "com.google.android.packageinstaller", "com.android.adbkeyboard"})
+
+
+class AndroidEnv:
+    """Episodes on one phone. `tasks`: objects with `instruction` and `horizon`; `reset` may name another.
+
+    judge: `judge.reset(task, observation)`, then `judge(task, observation)` -> an object with `success`
+        (True, False, None: cannot tell) and `reason`; asked after STATUS_* and steps that changed the screen.
+    horizon: steps until an episode is truncated, instead of the task's own.
+    reset_mode: "stop" stops the apps of the last episode; "clear" also empties their data and uninstalls what
+        was installed since the first reset. On a phone with anything of value on it use "stop".
+    settle: seconds that a step waits at most for two equal screenshots in a row: 0 on a simulated phone,
+        about 2 on others.
+    Penalties, all >= 0, are subtracted from the reward: `repetition_penalty` times k for the k-th repetition
+        in a row of the same action (paper: accumulating; authors' code: 0.4), `empty_type_penalty` for a TYPE
+        of blanks (there: 1.0), `invalid_penalty` for text that is no action.
+    """
+
+    def __init__(self, phone: AdbPhone, tasks: Sequence[Any] | None, judge: Any, horizon: int | None = None,
+                 reset_mode: str = "clear", *, settle: float = 0.0, repetition_penalty: float = 0.0,
+                 empty_type_penalty: float = 0.0, invalid_penalty: float = 0.0):
+        if reset_mode not in ("stop", "clear"):
+            raise ValueError(f"reset_mode is {reset_mode!r}, want 'stop' or 'clear'")
+        if horizon is not None and horizon < 1:
+            raise ValueError(f"horizon is {horizon}, want at least 1, or None for the task's own")
+        if min(repetition_penalty, empty_type_penalty, invalid_penalty) < 0:
+            raise ValueError("penalties are subtracted: give them as numbers >= 0")
+        self.phone, self.tasks, self.judge = phone, tasks, judge
+        self.horizon, self.reset_mode, self.settle = horizon, reset_mode, settle
+        self.repetition_penalty, self.empty_type_penalty = repetition_penalty, empty_type_penalty
+        self.invalid_penalty = invalid_penalty
+        self.task: Any = None
+        self._random = random.Random(0)
+        self._touched: set[str] = set()                 # packages that had the focus since the last reset
+        self._keep = set(_SYSTEM)
+        self._installed: set[str] | None = None         # third-party packages at the first reset
+        self._broken = False                            # the last episode ended in an outage
+        self._last: tuple | None = None                 # what the last step of an ended episode returned
+
+    # ---- reset
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        """(obs, info) of a new episode: the phone as it was at the first reset, on its home screen. An outage
+        is recovered from once; then the error is raised. `seed` also seeds a simulated phone."""
+        if seed is not None:
+            self._random = random.Random(seed)
+        self.task = (options or {}).get("task")
+        if self.task is None:
+            if not self.tasks:
+                raise ValueError("no task: give AndroidEnv tasks, or reset options={'task': task}")
+            self.task = self._random.choice(self.tasks)
+        try:
+            if self._broken:
+                self.phone.recover()
+            self._restore(seed)
+        except AndroidEnvError:
+            self._broken = True
+            self.phone.recover()
+            self._restore(seed)
+        self._broken, self._last = False, None
+        self._steps, self._repeats, self._actions = 0, 0, []
+        self._verdict: Any = None
+        self.judge.reset(self.task, self._observe())
+        return self._obs(), self._info(Action(""), False, 0.0)
+
+    def _restore(self, seed: int | None) -> None:
+        first, commands = self._installed is None, []
+        live = "dumpsys activity activities | grep -E 'Hist'"        # also apps that a dialog hides
+        if self.reset_mode == "clear":
+            out = self.phone.shell(f"pm list packages -3; {live}")
+            installed = set(re.findall(r"^package:([\w.]+)", out, re.MULTILINE))
+            self._installed = installed if first else self._installed
+            commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
+        else:
+            out = self.phone.shell(live)
+            self._installed = set()
+        self._touched.update(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
+        if first:                                        # whatever is in front was left there by someone else
+            package, _, app = self.phone.foreground()
+            self._touched |= {package, app}
+            self.phone.key(3)
+            self._keep.add(self.phone.foreground()[0])
+        for package in sorted(self._touched - self._keep):
+            commands.append(f"am force-stop {package}")
+            if self.reset_mode == "clear":
+                commands.append(f"pm clear {package}")
+        if seed is not None:
+            commands.append(f"setprop debug.distrl.seed {seed}")
+        self.phone.shell("; ".join([*commands, "input keyevent 3"]), timeout=60, check=True)
+        self._touched = set()
+        self._image = self._settled()
+
+    # ---- step
+
+    def step(self, action_text: str) -> tuple[dict, float, bool, bool, dict]:
+        """Does the action in `action_text`; (obs, reward, terminated, truncated, info). info: action,
+        invalid, reason, success (the last verdict: True, False, or None when the judge cannot tell),
+        verdict_reason, screen_changed, steps_seconds; error after an outage, unsupported_text when the phone
+        cannot type it. After the end of an episode nothing is done and the last answer comes again, with
+        reward 0."""
+        if self.task is None:
+            raise RuntimeError("step before reset: call env.reset() first")
+        if self._last:
+            obs, _, terminated, truncated, info = self._last
+            return obs, 0.0, terminated, truncated, info
+        started = time.monotonic()
+        action = parse_action(action_text)
+        text = action_text[:300] if action.kind == "INVALID" else format_action(action)
+        self._repeats = self._repeats + 1 if self._actions and self._actions[-1] == text else 0
+        self._actions.append(text)
+        self._steps += 1
+        reward = -self.repetition_penalty * self._repeats
+        reward -= self.invalid_penalty * (action.kind == "INVALID")
+        reward -= self.empty_type_penalty * (action.kind == "TYPE" and not action.text.strip())
+        ends, changed, extra = action.kind.startswith("STATUS_"), False, {}
+        terminated, truncated = False, self._steps >= (self.horizon or self.task.horizon)
+        try:
+            if not self._act(action):
+                extra["unsupported_text"] = True
+            before, self._image = self._image, self._settled()
+            changed = not np.array_equal(before, self._image)
+            if changed or ends or truncated and self._verdict is None:
+                self._ask_judge()
+            terminated = ends or bool(self._verdict and self._verdict.success)
+            truncated = truncated and not terminated
+            reward += bool(self._verdict and self._verdict.success)
+        except AndroidEnvError as error:
+            self._broken, terminated, truncated, extra["error"] = True, False, True, str(error)
+        info = self._info(action, changed, time.monotonic() - started) | extra
+        if "error" in info:                              # an outage is not a failure of the policy
+            info |= {"success": None, "verdict_reason": info["error"]}
+        answer = self._obs(), float(reward), terminated, truncated, info
+        self._last = answer if terminated or truncated else None
+        return answer
+
+    def _act(self, action: Action) -> bool:
+        """False: the phone cannot type this text."""
+        if action.kind == "DUAL_POINT":
+            start = to_pixel(action.touch, self.phone.size)
+            if action.is_tap:
+                self.phone.tap(*start)
+            else:
+                self.phone.swipe(*start, *to_pixel(action.lift, self.phone.size))
+        elif action.kind == "TYPE":
+            return self.phone.type_text(action.text)
+        elif action.kind in _KEYS:
+            self.phone.key(_KEYS[action.kind])
+        return True
+
+    def _settled(self) -> np.ndarray:
+        image, deadline = self.phone.screenshot(), time.monotonic() + self.settle
+        while time.monotonic() < deadline:
+            before, image = image, self.phone.screenshot()
+            if np.array_equal(before, image):
+                break
+        return image
+
+    def _ask_judge(self) -> None:
+        observation = self._observe()
+        self._verdict = self.judge(self.task, observation)
+        state = observation.fetched
+        package, app = (state.package, state.app) if state else self.phone.foreground()[::2]
+        self._touched |= {package, app}
+
+    def _observe(self) -> Observation:
+        return Observation(self._image, self.task.instruction, tuple(self._actions), self.phone.ui)
+
+    def _obs(self) -> dict:
+        last = self._actions[-1] if self._actions else ""
+        return {"image": self._image, "prompt": make_prompt(self.task.instruction, last)}
+
+    def _info(self, action: Action, changed: bool, seconds: float) -> dict:
+        verdict = self._verdict
+        return {"action": action, "invalid": action.kind == "INVALID", "reason": action.reason,
+                "success": verdict.success if verdict else False,
+                "verdict_reason": verdict.reason if verdict else "not judged yet",
+                "screen_changed": changed, "steps_seconds": seconds}

@@ -1,0 +1,324 @@
+"""Auto-UI's network: transformers' T5 with the image gate, its arithmetic written out for speed.
+
+    network = AutoUINetwork(config)                                       # config: dict, as T5's config.json
+    logits = network(input_ids, attention_mask, features, decoder_ids)     # [B, L, V]
+    states = network.encode(input_ids, attention_mask, features)           # [B, S, d]
+    tokens, logprobs = network.sample(states, attention_mask, steps=64, eos_id=1, uniforms=None)
+
+With encoder states h [B, S, d] of the prompt and the screen's feature x [B, 1408]
+
+    v  = W_image x + b                       image_dense
+    a  = MHA(query h, key v, value v)        mha_layer: one head over a single key
+    g  = sigmoid(W_gate [h ; a] + b)         gate_dense
+    h' = (1 - g) h + g a                     what the decoder attends to
+
+Parameter names are the published ones, so Auto-UI's checkpoints load by name.
+
+Departs from the authors' code:
+- the modules hold the weights only; what runs is written over them with a key-value cache, because at the
+  small size the library's own overhead is most of a token's time (tests hold it to the library's result);
+- no dropout anywhere: with it the ratio of an unchanged policy is not 1;
+- attention over a single key is the identity, so `a` is computed once for a row, not for each text position.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+FEATURE_DIM = 1408
+MASKED = -1e9  # added to the score of what may not be attended to
+STEP = 7.0  # a head's bias for the place it steps to, at the start
+ACTIVATIONS = {"relu": torch.relu, "gelu_new": partial(F.gelu, approximate="tanh")}
+
+
+class _Layer(NamedTuple):
+    norm: Tensor
+    qkv: Tensor  # [3 H d_kv, d]
+    out: Tensor
+    cross_norm: Tensor | None
+    cross_q: Tensor | None
+    cross_kv: Tensor | None  # [2 H d_kv, d]
+    cross_out: Tensor | None
+    ff_norm: Tensor
+    ff_in: tuple[Tensor, ...]  # one matrix, or two where the activation is gated
+    ff_out: Tensor
+
+
+def _layers(stack: nn.Module) -> list[_Layer]:
+    """The weights of a T5 stack, projections of the same input side by side."""
+    layers = []
+    for block in stack.block:
+        first, own, last = block.layer[0], block.layer[0].SelfAttention, block.layer[-1]
+        cross: tuple = (None, None, None, None)
+        if len(block.layer) == 3:
+            c = block.layer[1].EncDecAttention
+            cross = (
+                block.layer[1].layer_norm.weight,
+                c.q.weight,
+                torch.cat((c.k.weight, c.v.weight)),
+                c.o.weight,
+            )
+        dense = last.DenseReluDense
+        ff_in = (dense.wi_0.weight, dense.wi_1.weight) if hasattr(dense, "wi_1") else (dense.wi.weight,)
+        qkv = torch.cat((own.q.weight, own.k.weight, own.v.weight))
+        layers.append(
+            _Layer(
+                first.layer_norm.weight,
+                qkv,
+                own.o.weight,
+                *cross,
+                last.layer_norm.weight,
+                ff_in,
+                dense.wo.weight,
+            )
+        )
+    return layers
+
+
+def relative_buckets(length: int, bidirectional: bool, buckets: int, max_distance: int) -> Tensor:
+    """T5's bucket of each (query, key) pair, int64 [length, length]: exact near by, logarithmic further off."""
+    position = torch.arange(length)
+    offset = position[None, :] - position[:, None]  # key - query
+    if bidirectional:
+        buckets //= 2
+        start, distance = (offset > 0) * buckets, offset.abs()
+    else:
+        start, distance = 0, (-offset).clamp(min=0)
+    exact = buckets // 2
+    scale = torch.log(distance.clamp(min=1).float() / exact) / np.log(max_distance / exact)
+    far = (exact + (scale * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return start + torch.where(distance < exact, distance, far)
+
+
+class AutoUINetwork(T5ForConditionalGeneration):
+    """T5 plus Auto-UI's image layers, under the published parameter names; token ids in, logits out.
+
+    The library's `generate` and forward do not see the image: `forward` is replaced and `generate` fails.
+    """
+
+    def __init__(self, config: dict):
+        t5 = T5Config(**config)
+        if t5.dense_act_fn not in ACTIVATIONS:
+            raise ValueError(f"feed_forward_proj {t5.feed_forward_proj!r}: use 'relu' or 'gated-gelu'")
+        with torch.device("meta"):  # no time for a random start that is overwritten
+            super().__init__(t5)
+            self.image_dense = nn.Linear(FEATURE_DIM, t5.d_model)
+            self.mha_layer = nn.MultiheadAttention(t5.d_model, 1, batch_first=True)
+            self.gate_dense = nn.Linear(2 * t5.d_model, t5.d_model)
+        self.to_empty(device="cpu")
+        # T5Config says "tied" whatever it is given (transformers 5), so tie by hand what is tied.
+        self.tied = config.get("tie_word_embeddings", True) is not False
+        self.encoder.embed_tokens = self.decoder.embed_tokens = self.shared
+        self.lm_head.weight = (
+            self.shared.weight if self.tied else nn.Parameter(torch.empty_like(self.shared.weight))
+        )
+        self.heads, self.d_kv, self.eps = t5.num_heads, t5.d_kv, t5.layer_norm_epsilon
+        self.activation = ACTIVATIONS[t5.dense_act_fn]
+        self._buckets: dict[tuple[int, bool], Tensor] = {}
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, features: Tensor, decoder_ids: Tensor
+    ) -> Tensor:
+        """Logits [B, L, V] of input_ids and attention_mask [B, S], features [B, 1408], decoder_ids [B, L]."""
+        return self.head(
+            self.decode(self.encode(input_ids, attention_mask, features), attention_mask, decoder_ids)
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+    def _bias(self, stack: nn.Module, length: int) -> Tensor:  # [H, L, L]
+        weight, key = (
+            stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight,
+            (length, stack.is_decoder),
+        )
+        if key not in self._buckets:
+            c = self.config
+            with torch.inference_mode(False):  # kept for calls that record gradients, too
+                self._buckets[key] = relative_buckets(
+                    length,
+                    not stack.is_decoder,
+                    c.relative_attention_num_buckets,
+                    c.relative_attention_max_distance,
+                )
+        return F.embedding(self._buckets[key].to(weight.device), weight).permute(2, 0, 1)
+
+    def _heads(self, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:  # parts x [B, H, L, d_kv]
+        y = F.linear(x, weight).unflatten(-1, (parts, self.heads, self.d_kv))
+        return y.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:  # [B, L, H d_kv]
+        weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) + bias, -1)  # T5 does not scale by d_kv
+        return torch.matmul(weights, v).transpose(1, 2).flatten(2)
+
+    def _feed_forward(self, x: Tensor, layer: _Layer) -> Tensor:
+        y = self._norm(x, layer.ff_norm)
+        inner = self.activation(F.linear(y, layer.ff_in[0]))
+        if len(layer.ff_in) == 2:
+            inner = inner * F.linear(y, layer.ff_in[1])
+        return x + F.linear(inner, layer.ff_out)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor, features: Tensor) -> Tensor:
+        """States [B, S, d] that the decoder attends to; padding may be on either side."""
+        if self.shared.weight.dtype == torch.float16:
+            raise ValueError("fp16 overflows in T5's feed-forward (66246 > 65504): use bf16 or fp32")
+        x = self.shared(input_ids)
+        bias = self._bias(self.encoder, input_ids.shape[1]) + _mask_bias(attention_mask, x.dtype)
+        for layer in _layers(self.encoder):
+            attended = self._attend(*self._heads(self._norm(x, layer.norm), layer.qkv, 3), bias)
+            x = self._feed_forward(x + F.linear(attended, layer.out), layer)
+        states = self._norm(x, self.encoder.final_layer_norm.weight)
+        # One key: its attention weight is 1 whatever the query, so the values alone count.
+        d, mha = states.shape[-1], self.mha_layer
+        value = F.linear(
+            self.image_dense(features.to(x.dtype)), mha.in_proj_weight[2 * d :], mha.in_proj_bias[2 * d :]
+        )
+        image = mha.out_proj(value)[:, None]  # [B, 1, d]
+        gate = self.gate_dense
+        g = torch.sigmoid(
+            F.linear(states, gate.weight[:, :d]) + F.linear(image, gate.weight[:, d:], gate.bias)
+        )
+        return states + g * (image - states)
+
+    def decode(self, states: Tensor, attention_mask: Tensor, decoder_ids: Tensor) -> Tensor:
+        """Decoder states [B, L, d], teacher-forced: row i has seen decoder_ids[:, :i + 1]."""
+        x, length = self.shared(decoder_ids), decoder_ids.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        bias = self._bias(self.decoder, length).masked_fill(future, MASKED)
+        cross_bias = _mask_bias(attention_mask, x.dtype)
+        for layer in _layers(self.decoder):
+            attended = self._attend(*self._heads(self._norm(x, layer.norm), layer.qkv, 3), bias)
+            x = x + F.linear(attended, layer.out)
+            (q,) = self._heads(self._norm(x, layer.cross_norm), layer.cross_q, 1)
+            attended = self._attend(q, *self._heads(states, layer.cross_kv, 2), cross_bias)
+            x = self._feed_forward(x + F.linear(attended, layer.cross_out), layer)
+        return self._norm(x, self.decoder.final_layer_norm.weight)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits [..., V], float32."""
+        return F.linear(x * x.shape[-1] ** -0.5 if self.tied else x, self.lm_head.weight).float()
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        states: Tensor,
+        attention_mask: Tensor,
+        *,
+        steps: int,
+        eos_id: int,
+        temperature: float = 1.0,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Up to `steps` tokens a row: token ids [B, T] and their log-probs [B, T]; 0 after a row's EOS.
+
+        uniforms: float64 [B, steps] in [0, 1), one a token, turned into tokens by the inverse of the
+        cumulative distribution; None takes the likeliest token.
+        """
+        n, heads, weight = len(states), self.heads, self.shared.weight
+        layers = _layers(self.decoder)
+        cross = [self._heads(states, layer.cross_kv, 2) for layer in layers]  # K, V of the prompt
+        cross = [
+            (k.flatten(0, 1).transpose(1, 2).contiguous(), v.flatten(0, 1).contiguous()) for k, v in cross
+        ]
+        cross_bias = (
+            _mask_bias(attention_mask, weight.dtype).expand(n, heads, 1, -1).flatten(0, 1).contiguous()
+        )
+        bias = self._bias(self.decoder, steps).repeat(n, 1, 1)  # [n H, steps, steps]
+        cache = weight.new_zeros(len(layers), 2, n * heads, steps, self.d_kv)
+        tokens = torch.zeros(steps, n, dtype=torch.long, device=weight.device)
+        logprobs = torch.zeros(steps, n, device=weight.device)
+        rows = torch.arange(n, device=weight.device)  # rows still being written
+        token = torch.zeros_like(rows)  # the pad token starts the decoder
+        done = torch.zeros_like(rows, dtype=torch.bool)
+        for t in range(steps):
+            x = F.embedding(token, weight)
+            for i, layer in enumerate(layers):
+                qkv = (
+                    F.linear(self._norm(x, layer.norm), layer.qkv)
+                    .view(len(x), 3, heads, self.d_kv)
+                    .transpose(0, 1)
+                )
+                q, kv = qkv[0].reshape(-1, 1, self.d_kv), cache[i]
+                kv[:, :, t] = qkv[1:].flatten(1, 2)
+                scores = torch.baddbmm(bias[:, t : t + 1, : t + 1], q, kv[0, :, : t + 1].transpose(1, 2))
+                x = torch.addmm(
+                    x, torch.bmm(scores.softmax(-1), kv[1, :, : t + 1]).view(len(x), -1), layer.out.t()
+                )
+                q = F.linear(self._norm(x, layer.cross_norm), layer.cross_q).view(-1, 1, self.d_kv)
+                scores = torch.baddbmm(cross_bias, q, cross[i][0]).softmax(-1)
+                x = torch.addmm(x, torch.bmm(scores, cross[i][1]).view(len(x), -1), layer.cross_out.t())
+                x = self._feed_forward(x, layer)
+            logits = self.head(self._norm(x, self.decoder.final_layer_norm.weight))
+            logp = torch.log_softmax(logits / temperature, -1)
+            if uniforms is None:
+                token = logp.argmax(-1)
+            else:
+                cdf = logp.exp().cumsum(-1, dtype=torch.float64)
+                u = uniforms[rows, t, None] * cdf[:, -1:]
+                token = torch.searchsorted(cdf, u, right=True).clamp_(max=logp.shape[-1] - 1)[:, 0]
+            live = ~done
+            tokens[t, rows] = token * live
+            logprobs[t, rows] = logp.gather(1, token[:, None])[:, 0] * live
+            done = done | (token == eos_id)
+            ended = int(done.sum())
+            if ended == len(rows):
+                return tokens[: t + 1].t(), logprobs[: t + 1].t()
+            if 2 * ended >= len(rows) > 4:  # go on with the unfinished rows only
+                keep = live.new_ones(len(rows)).logical_xor(done).nonzero()[:, 0]
+                wide = (keep[:, None] * heads + torch.arange(heads, device=keep.device)).flatten()
+                rows, token, done, bias, cross_bias = (
+                    rows[keep],
+                    token[keep],
+                    done[keep],
+                    bias[wide],
+                    cross_bias[wide],
+                )
+                cache, cross = cache[:, :, wide], [(k[wide], v[wide]) for k, v in cross]
+        return tokens.t(), logprobs.t()
+
+
+def _mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:  # [B, 1, 1, S]
+    return (1 - mask[:, None, None].to(dtype)) * MASKED
+
+
+@torch.no_grad()
+def initialize(network: AutoUINetwork, seed: int) -> None:
+    """Random weights for training from nothing: T5's scales, image layers alike, heads that step.
+
+    Relative-position biases: head 0 looks one token back, head 1 one ahead (encoder) or at itself (decoder),
+    head 2 nearby, the others anywhere. Copying the goal's words is hardly learned without.
+    """
+    g, c = torch.Generator().manual_seed(seed), network.config
+    for name, p in network.named_parameters():
+        if "layer_norm" in name:
+            p.fill_(1.0)
+        elif name.endswith("bias"):
+            p.zero_()
+        elif name in ("shared.weight", "lm_head.weight"):
+            p.normal_(0.0, 1.0, generator=g)
+        elif "relative_attention_bias" in name:
+            p.copy_(_stepping_bias(c.relative_attention_num_buckets, c.num_heads, "encoder" in name))
+        else:  # keeps the size of what goes in; T5 does not scale q k by d_kv, q does
+            scale = p.shape[1] ** -0.5 * (c.d_kv**-0.5 if name.endswith("Attention.q.weight") else 1.0)
+            p.normal_(0.0, scale, generator=g)
+
+
+def _stepping_bias(buckets: int, heads: int, bidirectional: bool) -> Tensor:  # [buckets, heads]
+    bias = torch.zeros(buckets, heads)
+    ahead = buckets // 2  # bucket of offset +k is ahead + k, of offset -k is k
+    bias[1, 0] = STEP
+    if heads > 1:
+        bias[ahead + 1 if bidirectional else 0, 1] = STEP
+    if heads > 2:
+        for k in range(ahead // 2):
+            bias[k, 2] = max(0.0, STEP / 2 - k)
+            if bidirectional and k:
+                bias[ahead + k, 2] = bias[k, 2]
+    return bias

@@ -1,0 +1,240 @@
+"""The learner: A-RIDE updates on trajectories drawn by DPER. One object, one process, no threads.
+
+One `update()` is the paper's inner loop (section 4.3):
+
+  1. draw whole trajectories with probability proportional to p^alpha (replay.py);
+  2. values V(s_0..s_T) from the critic, log pi of the stored token ids, log rho = log pi - log mu;
+  3. Retrace targets V_ret, advantages r + gamma V_ret(s') - V(s), scaled and clipped (aride.py);
+  4. one step of the actor on -rho A log pi - beta H + lambda P_invalid, some steps of the critics;
+  5. new priorities for the trajectories just used; every `refresh_every` updates for all of them.
+
+    learner = Learner(policy, AlgorithmArgs())       # run_distrl.py: every hyperparameter, a sentence each
+    learner.add(trajectory, id=journal_id)
+    if learner.ready:
+        metrics = learner.update()
+
+Departs from the paper
+  - V is trained on the discounted return (soft labels), not on 1[G > 0]: with gamma < 1 a success *probability* makes the
+    advantage of every good step about -(1 - gamma) V, which unlearns what works.
+  - The critic learns alone first (`critic_warmup` updates on the first `learning_starts` trajectories): an untrained
+    critic's advantages destroyed the policy.
+  - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to arbitrary ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import aride
+from critics import StepCritic, TrajectoryCritic, last_two_screens
+from policy import AutoUIPolicy
+from replay import PrioritizedReplay, Trajectory, pad_batch
+
+
+class Learner:
+    """Owns the policy being trained, both critics, their optimisers and the replay."""
+
+    CRITIC_UPDATES = 3  # of the critics for each one of the policy
+    ADVANTAGE_CLIP = 3.0  # in deviations
+    MAX_GRAD_NORM = 1.0  # policy and critics apart
+    REFRESH_EVERY = 200  # updates between refreshes of all priorities
+
+    def __init__(self, policy: AutoUIPolicy, config, seed: int = 0):
+        self.config, self.policy = config, policy
+        self.critic = StepCritic(policy.codec, seed=seed)
+        self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed)
+        self.policy_optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
+        self.critic_optimizer = torch.optim.Adam(
+            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=config.critic_learning_rate
+        )
+        self.replay = PrioritizedReplay(config.replay_capacity, alpha=config.priority_alpha, seed=seed)
+        self.critic_steps = 0  # updates of the critics alone, before the first of the policy
+        self.updates = 0  # updates of the policy
+        self.seen = 0  # trajectories ever added
+        self.non_finite = 0  # updates skipped in a row because the loss was not finite
+
+    def add(self, trajectory: Trajectory, id: int) -> None:
+        """Give a judged trajectory to the replay, at the highest priority in use."""
+        self.replay.add(trajectory, id=id)
+        self.seen += 1
+
+    @property
+    def ready(self) -> bool:
+        """Is there enough new data for another update?"""
+        config = self.config
+        if self.seen < config.learning_starts:
+            return False
+        if self.critic_steps < config.critic_warmup:
+            return True
+        return self.updates < (self.seen - config.learning_starts) * config.updates_per_trajectory
+
+    def update(self) -> dict[str, float]:
+        """One update of the critics and, once they are warm, of the policy. Returns the metrics of this update."""
+        config = self.config
+        if self.critic_steps < config.critic_warmup:
+            self.critic_steps += 1
+            return self._update_critics(self._batch())
+        for group in self.policy_optimizer.param_groups:  # Adam's first steps are large: ramp them up
+            group["lr"] = config.learning_rate * min(1.0, (self.updates + 1) / 80)
+        for _ in range(self.CRITIC_UPDATES - 1):
+            self._update_critics(self._batch())
+        batch = self._batch()
+        metrics = self._update_critics(batch)
+        metrics |= self._update_policy(batch)
+        self.updates += 1
+        if self.updates % self.REFRESH_EVERY == 0:
+            self._refresh_priorities()
+        return metrics
+
+    # ------------------------------------------------------------------ parts of an update
+
+    def _batch(self, trajectories: list[Trajectory] | None = None, ids=None) -> dict:
+        """Tensors of sampled (or given) trajectories: [B, T] padded ones, and flat lists over the N valid steps."""
+        if trajectories is None:
+            ids, trajectories, _ = self.replay.sample(self.config.batch_trajectories)
+        batch = {name: torch.from_numpy(array) for name, array in pad_batch(trajectories).items()}
+        batch["ids"], batch["trajectories"] = ids, trajectories
+        batch["prompts"] = [p for t in trajectories for p in t.prompts[:-1]]  # N
+        batch["token_ids"] = [ids for t in trajectories for ids in t.token_ids]  # N
+        batch["features"] = np.concatenate([t.features[:-1] for t in trajectories]).astype(np.float32)  # [N, 1408]
+        screens = np.concatenate([last_two_screens(t.features) for t in trajectories]).astype(np.float32)
+        batch["screens"] = torch.from_numpy(screens)  # [N+B, 2, 1408]
+        batch["all_prompts"] = [p for t in trajectories for p in t.prompts]  # N + B
+        lengths = [len(t.prompts) for t in trajectories]
+        batch["is_state"] = torch.cat([torch.arange(n) < n - 1 for n in lengths])  # [N+B]: has an action
+        batch["is_next"] = torch.cat([torch.arange(n) > 0 for n in lengths])  # [N+B]: follows an action
+        return batch
+
+    def _scatter(self, flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[N] over the valid steps -> [B, T], zero elsewhere."""
+        padded = torch.zeros(mask.shape, dtype=flat.dtype)
+        padded[mask] = flat
+        return padded
+
+    @torch.no_grad()
+    def _targets(self, batch: dict, log_rho: torch.Tensor, flat_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """V_ret and the raw advantages, both [B, T], for log_rho [B, T] and V [N+B]."""
+        config, mask = self.config, batch["mask"]
+        values = self._scatter(flat_values[batch["is_state"]], mask)
+        next_values = self._scatter(flat_values[batch["is_next"]], mask)
+        arguments = dict(
+            rewards=batch["rewards"], values=values, next_values=next_values, log_rho=log_rho, mask=mask,
+            terminated=batch["terminated"], truncated=batch["truncated"], gamma=config.gamma, lam=config.retrace_lambda,
+        )  # fmt: skip
+        targets = (aride.retrace if config.target == "retrace" else aride.vtrace)(**arguments)
+        advantages = aride.advantages(
+            rewards=batch["rewards"], values=values, next_values=next_values, targets=targets, mask=mask,
+            terminated=batch["terminated"], truncated=batch["truncated"], gamma=config.gamma,
+        )  # fmt: skip
+        return targets, advantages
+
+    def _values(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N+B, 2] with gradient and V [N+B] without, for every state of the batch."""
+        logits = self.critic(batch["all_prompts"], batch["screens"])
+        return logits, aride.step_values(logits).detach()
+
+    def _update_critics(self, batch: dict) -> dict[str, float]:
+        mask = batch["mask"]
+        logits, values = self._values(batch)
+        # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
+        targets, _ = self._targets(batch, torch.zeros_like(batch["rewards"]), values)
+        step_logits = torch.zeros(*mask.shape, 2)
+        step_logits[mask] = logits[batch["is_state"]]
+        value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=True)
+        trajectories = batch["trajectories"]
+        outcomes = torch.tensor([float(bool(t.success)) for t in trajectories])
+        first = np.stack([t.features[0] for t in trajectories]).astype(np.float32)  # [B, 1408]
+        trajectory_logits = self.trajectory_critic([t.prompts[0] for t in trajectories], first)
+        trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
+        self._step(self.critic_optimizer, value_loss + trajectory_loss)
+        return {"losses/value_loss": float(value_loss.detach()), "losses/trajectory_value_loss": float(trajectory_loss.detach())}
+
+    def _update_policy(self, batch: dict) -> dict[str, float]:
+        config, mask = self.config, batch["mask"]
+        evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
+        logprob = self._scatter(evaluation.logprob, mask)  # [B, T]
+        entropy = self._scatter(evaluation.entropy, mask)  # [B, T]
+        log_rho = (logprob - batch["behavior_logprob"]).detach()
+        with torch.no_grad():
+            _, values = self._values(batch)
+            targets, advantages = self._targets(batch, log_rho, values)
+            advantages = aride.normalise_advantages(
+                advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
+            )
+        loss, metrics = aride.actor_loss(
+            logprob=logprob, behavior_logprob=batch["behavior_logprob"], advantage=advantages, entropy=entropy,
+            invalid=batch["invalid"], mask=mask, rho_clip=config.rho_clip, entropy_coef=config.entropy_coef,
+            invalid_coef=config.invalid_coef, ratio_trust=config.ratio_trust or None,
+        )  # fmt: skip
+        norm = self._step(self.policy_optimizer, loss)
+        self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
+        groups = {name: "losses" if name in ("policy_loss", "entropy", "invalid_penalty") else "stats" for name in metrics}
+        return {f"{groups[name]}/{name}": value for name, value in metrics.items()} | {"losses/grad_norm": norm}
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+        """One clipped optimiser step, skipped when the loss or the gradient is not finite. Returns the norm."""
+        parameters = optimizer.param_groups[0]["params"]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.MAX_GRAD_NORM))
+        if np.isfinite(norm) and torch.isfinite(loss):
+            optimizer.step()
+            self.non_finite = 0
+        else:
+            self.non_finite += 1
+            if self.non_finite >= 3:
+                raise FloatingPointError(
+                    f"the loss was not finite three times in a row (loss {float(loss)}, gradient norm {norm}): "
+                    "lower --learning-rate"
+                )
+        return norm
+
+    def _set_priorities(self, batch: dict, log_rho, entropy, targets, values) -> None:
+        mask = batch["mask"]
+        td_error = (targets - self._scatter(values[batch["is_state"]], mask)) * mask
+        rho = log_rho.clamp(-aride.LOG_RATIO_BOUND, aride.LOG_RATIO_BOUND).exp()
+        w1, w2, w3 = self.config.priority_weights
+        priorities = aride.trajectory_priorities(
+            td_error=td_error, rho=rho, entropy=entropy, mask=mask, w_td=w1, w_rho=w2, w_entropy=w3,
+            rho_clip=self.config.rho_clip,
+        )  # fmt: skip
+        self.replay.update_priorities(batch["ids"], priorities.numpy())
+
+    @torch.no_grad()
+    def _refresh_priorities(self) -> None:
+        """Every trajectory's priority under the newest policy and critic."""
+        ids = self.replay.ids()
+        for start in range(0, len(ids), 32):
+            chunk = ids[start : start + 32]
+            batch = self._batch([self.replay.get(i) for i in chunk], chunk)
+            evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
+            log_rho = self._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]
+            _, values = self._values(batch)
+            targets, _ = self._targets(batch, log_rho, values)
+            self._set_priorities(batch, log_rho, self._scatter(evaluation.entropy, batch["mask"]), targets, values)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict:
+        """All that another process needs to go on, but for the trajectories, which the journal has."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "trajectory_critic": self.trajectory_critic.state_dict(),
+            "policy_optimizer": self.policy_optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "replay": self.replay.state_dict(),
+            "counters": {"critic_steps": self.critic_steps, "updates": self.updates, "seen": self.seen},
+        }
+
+    def load_state_dict(self, state: dict, fetch) -> None:
+        """Inverse of `state_dict`; `fetch(id)` gives back a trajectory."""
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
+        self.trajectory_critic.load_state_dict(state["trajectory_critic"])
+        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self.replay.load_state_dict(state["replay"], fetch)
+        for name, value in state["counters"].items():
+            setattr(self, name, value)

@@ -1,0 +1,599 @@
+"""DistRL: asynchronous distributed reinforcement learning for on-device control agents (arXiv 2410.14803), in one script.
+
+    python run_distrl.py --num-workers 32                 # simulated phones, nothing else needed: 15 minutes on 2 cores
+    python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
+    python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
+
+N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are written
+to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). The learner publishes
+new weights through shared memory (shared_weights.py) and never waits for a worker, nor a worker for it.
+
+Departs from the authors' code: one process per role that lives for the whole run, instead of a restart with all models
+reloaded every two trajectories; no shell, no ssh, no pickle files; a trajectory without a verdict is never trained on as a
+failure; evaluation on instructions that training has not seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tasks import Task, generate_tasks, load_tasks, overlap
+
+ROOT = Path(__file__).resolve().parent
+WARM_START = ROOT / "warm_start.safetensors"
+
+
+@dataclass
+class RunArgs:
+    exp_name: str = "distrl"
+    """name of this experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of the phones, the task order, the sampling and the networks"""
+    runs_dir: Path = Path("runs")
+    """where run folders go"""
+    resume: Path | None = None
+    """go on with this run folder; every other flag is taken from it"""
+    serial: bool = False
+    """worker, policy and learner in one process, one phone: slow, repeatable, easy to debug"""
+    track: bool = False
+    """log to Weights and Biases as well (offline when no key is set)"""
+
+
+@dataclass
+class PhoneArgs:
+    num_workers: int = 32
+    """phones, and workers: one each"""
+    latency: float = 1.0
+    """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
+    dialogs: float = 0.3
+    """simulated phones: probability of a permission dialog when an app starts"""
+    failed_loads: float = 0.2
+    """simulated phones: probability that a page fails to load"""
+    slow_loads: float = 0.1
+    """simulated phones: probability that a page loads slowly"""
+    adb_port: int = 0
+    """port of the adb server that we start; 0: a free one"""
+
+
+@dataclass
+class TaskArgs:
+    tasks: Path | None = None
+    """instruction file to train on, one a line; default: our generator of the same families"""
+    eval_tasks: Path | None = None
+    """instruction file to evaluate on; default: held-out instructions of the generator"""
+    skip_unknown_tasks: bool = False
+    """leave out lines that no rule understands, instead of stopping"""
+    horizon: int | None = None
+    """steps before an episode is cut; default: 15, Web Shopping 20"""
+    total_trajectories: int = 4000
+    """stop training after this many trajectories ..."""
+    train_minutes: float = 9.5
+    """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
+    eval_episodes: int = 256
+    """episodes of each evaluation before and after training, greedy and sampled each"""
+    eval_every: int = 500
+    """training trajectories between the small evaluations on the way; 0: none"""
+
+
+@dataclass
+class PolicyArgs:
+    policy: Path | None = None
+    """policy file to start from; default: the shipped warm start, rebuilt when it is missing"""
+    publish_every: int = 4
+    """updates between two publications of the weights"""
+    max_staleness: int = 0
+    """drop trajectories older than this many publications from training (they stay in the journal); 0: no bound"""
+
+
+@dataclass
+class AlgorithmArgs:
+    gamma: float = 0.9
+    """discount of future rewards"""
+    retrace_lambda: float = 1.0
+    """lambda of the Retrace targets"""
+    target: Literal["retrace", "vtrace"] = "retrace"
+    """off-policy value target: the paper's Retrace, or V-trace"""
+    learning_rate: float = 1.5e-4
+    """Adam step size of the policy; twice as much loses 15 to 30 points at once at the small size"""
+    critic_learning_rate: float = 1e-3
+    """Adam step size of both critics"""
+    batch_trajectories: int = 8
+    """whole trajectories an update"""
+    updates_per_trajectory: float = 1.0
+    """the learner waits for new data beyond this ratio"""
+    learning_starts: int = 128
+    """trajectories before the first update"""
+    critic_warmup: int = 300
+    """updates of the critics alone before the first one of the policy: an untrained critic ruins it"""
+    entropy_coef: float = 0.003
+    """beta, weight of the entropy bonus"""
+    invalid_coef: float = 0.1
+    """lambda, weight of the invalid-action penalty"""
+    rho_clip: float = 1.0
+    """upper clip of the importance ratio in the actor loss"""
+    ratio_trust: float = 0.5
+    """steps whose ratio has left 1 +- this are not pushed further; 0: no bound"""
+    negative_scale: float = 0.3
+    """factor on negative advantages"""
+    replay_capacity: int = 2000
+    """transitions kept for training (the journal keeps all)"""
+    priority_alpha: float = 0.5
+    """DPER: exponent of the priorities; 0 draws uniformly"""
+    priority_weights: tuple[float, float, float] = (50.0, 1.0, 0.01)
+    """DPER: weights of mean |td error|, mean rho and mean entropy (the authors' values)"""
+
+
+@dataclass
+class Args:
+    run: RunArgs = field(default_factory=RunArgs)
+    phones: PhoneArgs = field(default_factory=PhoneArgs)
+    tasks: TaskArgs = field(default_factory=TaskArgs)
+    policy: PolicyArgs = field(default_factory=PolicyArgs)
+    algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
+
+
+class UsageError(Exception):
+    """Something the user can mend; printed as one line, exit code 2."""
+
+
+class Experiment:
+    """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
+
+    METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute
+        charts/SPS losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy
+        losses/invalid_penalty losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean
+        stats/rho_max stats/rho_clipfrac stats/ess stats/server_batch stats/learner_idle stats/phone_idle
+        stats/worker_restarts stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size
+        eval/success_rate""".split()
+
+    COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "last_id")
+
+    def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
+        import torch
+
+        from journal import Journal
+        from learner import Learner
+        from schedule import Schedule
+
+        self.args, self.folder = args, folder
+        self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
+        torch.set_num_threads(1)  # the second core belongs to the phones and the policy server
+        torch.set_flush_denormal(True)
+        torch.manual_seed(args.run.seed)
+        self.policy = policy
+        self.learner = Learner(policy, args.algorithm, seed=args.run.seed)
+        self.schedule = Schedule(train_tasks, args.run.seed)
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
+        self.journal_path = folder / "journal.sqlite"
+        self.journal: Journal | None = None
+        self.pool = None
+        self.version = 0  # publications of the weights
+        self.trajectories = 0  # training trajectories received
+        self.last_id = 0  # journal id of the last of them
+        self.unknown = self.stale = 0
+        self.train_seconds = 0.0  # in earlier sessions of this run
+        self.began = time.monotonic()
+        self.idle_seconds = 0.0
+        self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
+        self.recent: deque = deque(maxlen=200)  # the last training trajectories
+        self.update_metrics: dict[str, float] = {}
+        self.stopping = False
+        self.tracker = None
+
+    # ------------------------------------------------------------------ trajectories in
+
+    def on_trajectory(self, episode, data: bytes) -> None:
+        """Commit to the journal, then hand to the main thread. Runs on the pool's thread."""
+        from journal import Journal
+        from replay import Trajectory
+
+        if self.journal is None:
+            self.journal = Journal(self.journal_path)
+        trajectory = Trajectory.from_bytes(data)
+        id = self.journal.append(
+            instruction=trajectory.instruction, family=trajectory.family, success=trajectory.success,
+            reward=float(trajectory.rewards.sum()), length=len(trajectory), split=episode.split,
+            policy_version=int(trajectory.policy_version[0]) if len(trajectory) else self.version,
+            worker=trajectory.info["worker"], reason=trajectory.info["reason"], data=data,
+        )  # fmt: skip
+        self.inbox.put((episode, id, trajectory))
+
+    def receive(self, timeout: float = 0.0) -> bool:
+        """Take one trajectory from the inbox. Returns False when none came within `timeout` seconds."""
+        if self.pool.error:
+            raise RuntimeError(f"the actors stopped: {self.pool.error}") from self.pool.error
+        try:
+            episode, id, trajectory = self.inbox.get(timeout=timeout) if timeout else self.inbox.get_nowait()
+        except queue.Empty:
+            return False
+        if episode.split != "train":
+            self.evaluations.setdefault(episode.split, []).append((trajectory.family, episode.greedy, trajectory.success))
+            return True
+        self.trajectories += 1
+        self.last_id = id
+        if trajectory.success is None:
+            self.unknown += 1
+        elif self.args.policy.max_staleness and self.version - trajectory.policy_version.min() > self.args.policy.max_staleness:
+            self.stale += 1
+        else:
+            self.learner.add(trajectory, id=id)
+        self.recent.append(
+            {
+                "success": trajectory.success, "return": float(trajectory.rewards.sum()), "length": len(trajectory),
+                "lag": self.version - float(trajectory.policy_version.mean()), "at": time.monotonic(),
+                "invalid": float(trajectory.invalid.mean()), **trajectory.info,
+            }
+        )  # fmt: skip
+        return True
+
+    # ------------------------------------------------------------------ phases
+
+    def publish(self) -> None:
+        """Give the newest weights to the actors."""
+        self.version += 1
+        if self.args.run.serial:
+            self.pool.version = self.version
+        else:
+            self.pool.weights.publish([p.detach().numpy() for p in self.policy.parameters()], self.version)
+
+    def evaluate(self, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
+        """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
+        self.schedule.training = False
+        wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
+        shown = time.monotonic()
+        while len(self.evaluations.get(split, ())) < wanted and not self.stopping:
+            if not self.receive(timeout=0.2 if not self.args.run.serial else 0.0) and self.args.run.serial:
+                self.pool.pump()
+            if time.monotonic() - shown > 20:
+                shown = time.monotonic()
+                print(f"  {split}: {len(self.evaluations.get(split, ()))}/{wanted} episodes", flush=True)
+
+    def train(self) -> None:
+        """Collect and learn until the budget is used up."""
+        tasks = self.args.tasks
+        started, shown, saved, asked = time.monotonic(), time.monotonic(), time.monotonic(), self.trajectories
+        before, steps = self.train_seconds, self.pool.env_steps
+        self.schedule.training = True
+        while not self.stopping and self.trajectories < tasks.total_trajectories:
+            while self.receive():
+                pass
+            if self.learner.ready:
+                self.update_metrics |= self.learner.update()
+                if self.learner.updates and self.learner.updates % self.args.policy.publish_every == 0:
+                    self.publish()
+            elif self.args.run.serial:
+                self.pool.pump()
+            else:
+                waited = time.monotonic()
+                self.receive(timeout=0.05)
+                self.idle_seconds += time.monotonic() - waited
+            now = time.monotonic()
+            self.train_seconds = before + now - started
+            if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
+                break
+            if tasks.eval_every and self.trajectories - asked >= tasks.eval_every:
+                asked = self.trajectories
+                self.schedule.evaluate(self.eval_tasks[:64], f"after {self.trajectories}", (True,), self.args.run.seed)
+            if now - shown > 15:
+                self.log((self.pool.env_steps - steps) / (now - shown), (now - started))
+                shown, steps = now, self.pool.env_steps
+            if now - saved > 60:
+                self.save()
+                saved = now
+        self.schedule.training = False
+
+    # ------------------------------------------------------------------ what is told and kept
+
+    def log(self, sps: float, seconds: float) -> None:
+        """One progress line, one row of metrics.csv, one point for the tracker."""
+        if not self.recent:
+            print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
+            return
+        rows = list(self.recent)
+        judged = [r["success"] for r in rows if r["success"] is not None]
+        mean = {key: sum(r[key] for r in rows) / len(rows) for key in ("return", "length", "lag", "invalid", "server_batch")}
+        last_minute = sum(time.monotonic() - r["at"] < 60 for r in rows) / min(60.0, max(seconds, 1.0)) * 60
+        success = sum(judged) / max(len(judged), 1)
+        evaluated = [(name, rows) for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= 64]
+        metrics = {
+            "charts/success_rate": success, "charts/episodic_return": mean["return"],
+            "charts/episodic_length": mean["length"], "charts/trajectories_per_minute": last_minute, "charts/SPS": sps,
+            **self.update_metrics, "stats/policy_lag_mean": mean["lag"],
+            "stats/policy_lag_max": max(r["lag"] for r in rows), "stats/server_batch": mean["server_batch"],
+            "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
+            "stats/phone_idle": sum(r["policy_seconds"] for r in rows) / max(sum(r["seconds"] for r in rows), 1e-9),
+            "stats/worker_restarts": self.pool.restarts, "stats/judge_unknown": self.unknown,
+            "stats/stale_dropped": self.stale, "stats/invalid_actions": mean["invalid"],
+            "stats/replay_size": len(self.learner.replay),
+        }  # fmt: skip
+        if evaluated:
+            name, results = evaluated[-1]
+            metrics["eval/success_rate"] = sum(bool(s) for _, _, s in results) / len(results)
+        tasks = self.args.tasks
+        left = (tasks.total_trajectories - self.trajectories) / max(last_minute, 1e-9) * 60
+        if tasks.train_minutes:
+            left = min(left, 60 * tasks.train_minutes - self.train_seconds)
+        print(
+            f"  {self.trajectories:5d} trajectories | success {success:.2f} | {last_minute:4.0f}/min | {sps:4.1f} steps/s "
+            f"| lag {mean['lag']:4.1f} | {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
+            f"(waiting {metrics['stats/phone_idle']:.0%}) | left {int(left // 60)}:{int(left % 60):02d}",
+            flush=True,
+        )
+        row = {
+            "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1), "trajectories": self.trajectories,
+            "env_steps": self.pool.env_steps, **{key: metrics.get(key, "") for key in self.METRICS},
+        }  # fmt: skip
+        path = self.folder / "metrics.csv"
+        fresh = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            if fresh:
+                writer.writeheader()
+            writer.writerow(row)
+        if self.tracker:
+            self.tracker.log({k: v for k, v in metrics.items() if v != ""}, step=self.trajectories)
+
+    def save(self) -> Path:
+        """Write a checkpoint beside its final name, then rename it: a crash leaves the previous one whole."""
+        import torch
+
+        folder = self.folder / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.trajectories:08d}.pt"
+        state = {
+            "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(), "torch_rng": torch.get_rng_state(),
+            "counters": {k: getattr(self, k) for k in self.COUNTERS},
+            "warmup": [list(row) for row in self.evaluations.get("warmup", [])],
+        }  # fmt: skip
+        torch.save(state, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+        for old in sorted(folder.glob("*.pt"))[:-2]:
+            old.unlink()
+        return path
+
+    def load(self) -> None:
+        """Go on from the newest checkpoint; trajectories journaled after it enter the replay as well."""
+        import torch
+
+        from journal import Journal
+        from replay import Trajectory
+
+        paths = sorted((self.folder / "checkpoints").glob("*.pt"))
+        journal = Journal(self.journal_path)
+
+        def fetch(id: int) -> Trajectory:
+            return Trajectory.from_bytes(journal.get(id).data)
+
+        if paths:
+            state = torch.load(paths[-1], weights_only=True)
+            self.learner.load_state_dict(state["learner"], fetch)
+            self.schedule.load_state_dict(state["schedule"])
+            torch.set_rng_state(state["torch_rng"])
+            for name, value in state["counters"].items():
+                setattr(self, name, value)
+            self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
+        for row in journal.rows(split="train", since=self.last_id + 1):
+            self.trajectories += 1
+            if row.success is not None:
+                self.learner.add(fetch(row.id), id=row.id)
+            self.last_id = row.id
+        journal.close()
+        print(f"Resumed {self.folder} at {self.trajectories} trajectories, {self.learner.updates} updates.")
+
+    def finish(self) -> dict:
+        """Write results.json, the curves and the report; return the results."""
+        from report import write_report
+        from results import summarise, task_hash, versions
+
+        tasks = self.args.tasks
+        results = summarise(self.evaluations.get("warmup", []), self.evaluations.get("final", [])) | {
+            "trajectories": self.trajectories, "updates": self.learner.updates,
+            "wall_seconds": round(time.monotonic() - self.began, 1), "train_seconds": round(self.train_seconds, 1),
+            "task_set": {
+                "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
+                "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
+            },
+            "judge": "rules", "seed": self.args.run.seed, "phones": "simulated", "judge_unknown": self.unknown,
+            "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+        }  # fmt: skip
+        (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_report(self.folder)
+        return results
+
+
+def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
+    """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
+    if args.phones.num_workers < 1:
+        raise UsageError(f"--num-workers {args.phones.num_workers}: at least 1 is needed")
+    if args.tasks.eval_episodes < 1:
+        raise UsageError(f"--eval-episodes {args.tasks.eval_episodes}: at least 1 is needed")
+    for name in ("dialogs", "failed_loads", "slow_loads"):
+        if not 0 <= getattr(args.phones, name) <= 1:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args.phones, name)}: a probability from 0 to 1 is needed")
+    if args.run.serial:
+        args.phones.num_workers = 1
+    try:
+        skip = args.tasks.skip_unknown_tasks
+        train = load_tasks(args.tasks.tasks, skip) if args.tasks.tasks else generate_tasks("train", 8000, args.run.seed)
+        held_out = args.tasks.eval_tasks
+        test = load_tasks(held_out, skip) if held_out else generate_tasks("test", args.tasks.eval_episodes, seed=0)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
+    if args.run.resume:
+        return train, test, args.run.resume
+    name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = args.run.runs_dir / name
+    try:
+        folder.mkdir(parents=True)
+        free = shutil.disk_usage(folder).free
+        if free < 500e6:
+            raise UsageError(f"--runs-dir {args.run.runs_dir}: only {free / 1e6:.0f} MB free, a run needs 500 MB")
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(args), indent=2, default=str) + "\n")
+    except OSError as error:
+        raise UsageError(f"--runs-dir {args.run.runs_dir}: cannot write there ({error.strerror})") from error
+    return train, test, folder
+
+
+def saved_args(folder: Path) -> Args:
+    """The arguments of the run in `folder`, for --resume."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        groups = {f.name: f.default_factory for f in dataclasses.fields(Args)}
+        args = Args(**{name: group(**config[name]) for name, group in groups.items()})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error
+    if not (folder / "journal.sqlite").exists():
+        raise UsageError(f"--resume {folder}: it has no journal.sqlite, so there is nothing to go on from")
+    for group in dataclasses.fields(Args):
+        values = getattr(args, group.name)
+        for name, value in vars(values).items():
+            annotation = type(values).__annotations__[name]
+            if value is not None and "Path" in annotation:
+                setattr(values, name, Path(value))
+            if isinstance(value, list):
+                setattr(values, name, tuple(value))
+    args.run.resume = folder
+    return args
+
+
+def load_policy(args: Args):
+    """The policy to start from; builds and caches the warm start when its file is missing."""
+    from policy import AutoUIPolicy
+
+    path = args.policy.policy or WARM_START
+    if path == WARM_START and not path.exists():
+        from warm_start import build
+
+        print("No warm start found: building it once from demonstrations (about 10 minutes).")
+        build(path)
+    try:
+        return AutoUIPolicy.load(path), path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--policy {path}: {error}") from error
+
+
+def run(args: Args) -> int:
+    """The whole run. Returns the exit code."""
+    from actor_pool import ActorPool, SerialPool
+    from results import table
+    from shared_weights import SharedWeights
+    from sim import start_phones
+    from worker import PhoneAddress
+
+    train_tasks, eval_tasks, folder = prepare(args)
+    policy, policy_path = load_policy(args)
+    experiment = Experiment(args, folder, train_tasks, eval_tasks, policy)
+    if args.run.resume:
+        experiment.load()
+    pairs = overlap(train_tasks, eval_tasks)
+    families = len({t.family for t in train_tasks})
+    print(
+        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions of "
+        f"{families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, {pairs['template']} by template).\n"
+        f"  folder {folder}"
+    )
+
+    def interrupt(signum, frame):
+        experiment.stopping = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one kills
+        print("\nStopping: saving the run (again to kill).", flush=True)
+
+    try:
+        phones = start_phones(
+            args.phones.num_workers, seed=args.run.seed, latency=0.0 if args.run.serial else args.phones.latency,
+            dialogs=args.phones.dialogs, failed_loads=args.phones.failed_loads, slow_loads=args.phones.slow_loads,
+            adb_port=args.phones.adb_port,
+        )  # fmt: skip
+    except (RuntimeError, OSError) as error:
+        raise UsageError(str(error)) from error
+    with phones:
+        addresses = [PhoneAddress(serial, phones.host, phones.port) for serial in phones.serials]
+        env_options = {"horizon": args.tasks.horizon}
+        if args.run.serial:
+            pool = SerialPool(
+                addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
+                env_options=env_options, seed=args.run.seed,
+            )  # fmt: skip
+        else:
+            size = sum(p.numel() for p in policy.parameters())
+            pool = ActorPool(
+                addresses, policy_path, lambda context: SharedWeights(context, size),
+                next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
+                on_lost=experiment.schedule.lost, env_options=env_options, seed=args.run.seed,
+            )  # fmt: skip
+        experiment.pool = pool
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
+        if args.run.track:
+            experiment.tracker = start_tracking(args, folder)
+        began = time.monotonic()
+        try:
+            experiment.publish()
+            pool.start()
+            print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
+            phases(experiment, phones)
+        finally:
+            pool.stop()
+            if experiment.tracker:
+                experiment.tracker.finish()
+        if experiment.stopping:
+            print(f"Saved {experiment.save()}\nGo on with: python run_distrl.py --resume {folder}")
+            return 130
+    print(table(experiment.finish(), folder))
+    return 0
+
+
+def phases(experiment: Experiment, phones) -> None:
+    """Evaluate the warm start, train, evaluate again."""
+    if not experiment.evaluations.get("warmup"):
+        print(f"Evaluating the warm start on {len(experiment.eval_tasks)} held-out tasks, greedy and sampled ...", flush=True)
+        experiment.evaluate("warmup")
+    if not experiment.stopping:
+        print("Training ...", flush=True)
+        experiment.train()
+        experiment.save()
+    if not experiment.stopping:
+        experiment.publish()
+        print("Evaluating the trained policy ...", flush=True)
+        experiment.evaluate("final")
+
+
+def start_tracking(args: Args, folder: Path):
+    """A Weights and Biases run; offline when there is no key, so that it never asks on a terminal."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    return wandb.init(project="distrl", name=folder.name, dir=str(folder), mode=mode, config=config)
+
+
+def main() -> int:
+    """Read the command line and run."""
+    import tyro
+
+    args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=__doc__)
+    try:
+        if args.run.resume:
+            args = saved_args(args.run.resume)
+        return run(args)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

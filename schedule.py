@@ -1,0 +1,66 @@
+"""What the actors play next: training tasks, every family as often, and evaluations in front of them.
+
+    schedule = Schedule(tasks, seed=1)
+    schedule.training = True
+    schedule.next()                                   # an Episode, or None when there is nothing to play now
+    schedule.evaluate(held_out, "final", (True,), seed=1)
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+
+from tasks import Task
+from worker import Episode
+
+
+class Schedule:
+    """What to play next. Called from the pool's thread; evaluation episodes go before training ones."""
+
+    def __init__(self, tasks: list[Task], seed: int):
+        self._families = [[t for t in tasks if t.family == f] for f in sorted({t.family for t in tasks})]
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._queue: deque = deque()
+        self.training = False
+        self.number = 0  # training episodes handed out
+
+    def next(self):
+        """The next episode, or None when there is nothing to play now."""
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            if not self.training:
+                return None
+            self.number += 1
+            tasks = self._families[self.number % len(self._families)]  # every family as often
+            return Episode(self._random.choice(tasks), seed=self._random.getrandbits(31), number=self.number)
+
+    def evaluate(self, tasks: list[Task], split: str, modes: tuple[bool, ...], seed: int) -> int:
+        """Queue an evaluation: every task in order, once a mode (greedy or not). Returns the number of episodes."""
+        episodes = [
+            Episode(task, seed=seed * 100_003 + number, split=split, greedy=greedy, number=number)
+            for greedy in modes
+            for number, task in enumerate(tasks)
+        ]
+        with self._lock:
+            self._queue.extend(episodes)
+        return len(episodes)
+
+    def lost(self, episode) -> None:
+        """Its worker died: an evaluation episode is played again, a training one is not missed."""
+        if episode.split != "train":
+            with self._lock:
+                self._queue.appendleft(episode)
+
+    def state_dict(self) -> dict:
+        """Where the order of tasks stands."""
+        version, internal, gauss = self._random.getstate()
+        return {"version": version, "internal": list(internal), "gauss": gauss, "number": self.number}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Inverse of `state_dict`."""
+        self._random.setstate((state["version"], tuple(state["internal"]), state["gauss"]))
+        self.number = state["number"]

@@ -1,0 +1,117 @@
+"""Simulated phones behind a real adb server, started and stopped from Python.
+
+    with start_phones(4, latency=0.0) as phones:
+        client = adbutils.AdbClient(host=phones.host, port=phones.port)
+        client.device(phones.serials[0]).shell("wm size")
+
+The phones live in a child process (`python -m sim --json`), which holds the adb server too; both end with
+`close` and also when this process is killed. Importing this costs nothing: Pillow is the child's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 60.0  # 32 phones take about 1 s; a machine under heavy load gets its time
+
+
+class PhonesError(RuntimeError):
+    """The simulated phones did not start."""
+
+
+@dataclass
+class Phones:
+    """Where the phones are; a context manager that ends them."""
+
+    host: str
+    port: int  # of the adb server
+    serials: list[str]
+    pids: list[int]  # the simulator's and the adb server's, to measure them
+    process: subprocess.Popen
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def close(self) -> None:
+        """Ends phones and adb server; a second call does nothing."""
+        if self.process.stdin and not self.process.stdin.closed:
+            self.process.stdin.close()  # the simulator ends at the end of its input
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its adb server dies with it
+            self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Phones:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def start_phones(
+    num_phones: int,
+    *,
+    seed: int = 0,
+    latency: float = 1.0,
+    dialogs: float = 0.3,
+    failed_loads: float = 0.2,
+    slow_loads: float = 0.1,
+    adb_port: int = 0,
+) -> Phones:
+    """Starts phones and their adb server (`adb_port` 0: a free one) and waits until all are usable.
+
+    `latency` scales the time an input takes (1: about 1 s with a heavy tail, 0: none); the other numbers are
+    probabilities. Raises `PhonesError` with the simulator's own words when it fails.
+    """
+    options = {
+        "--num-phones": num_phones,
+        "--seed": seed,
+        "--latency": latency,
+        "--dialogs": dialogs,
+        "--failed-loads": failed_loads,
+        "--slow-loads": slow_loads,
+        "--adb-port": adb_port,
+    }
+    command = [sys.executable, "-m", "sim", "--json", *(f"{name}={value}" for name, value in options.items())]
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+    }
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C here is for us: we end the phones when we are done with them
+        )
+        deadline = threading.Timer(START_SECONDS, process.kill)
+        deadline.start()
+        try:
+            line = process.stdout.readline()
+        finally:
+            deadline.cancel()
+        if line:
+            found = json.loads(line)
+            pids = [process.pid, found["adb_pid"]]
+            return Phones(found["host"], found["port"], found["serials"], pids, process)
+        process.stdin.close()
+        status = process.wait()
+        process.stdout.close()
+        errors.seek(0)
+        tail = errors.read().decode(errors="replace").strip()[-2000:]
+    late = f" (no answer in {START_SECONDS:.0f} s)" if status == -9 else ""
+    raise PhonesError(
+        f"the simulated phones did not start, exit status {status}{late}:\n{tail or 'it said nothing'}"
+    )

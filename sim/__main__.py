@@ -1,0 +1,132 @@
+"""`python -m sim --num-phones 4`: simulated phones for anyone's adb client, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+
+from sim import PhonesError
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def chance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a probability between 0 and 1")
+    return value
+
+
+def scale(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1000.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535; 0 takes a free one)")
+    return int(text)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m sim", description="Simulated phones behind a real adb server."
+    )
+    parser.add_argument("--num-phones", type=positive, default=4, metavar="N")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="layouts, contents, dialogs and times follow from it"
+    )
+    parser.add_argument("--dialogs", type=chance, default=0.3, help="probability of a dialog as an app opens")
+    parser.add_argument(
+        "--failed-loads", type=chance, default=0.2, help="probability that a page does not load"
+    )
+    parser.add_argument("--slow-loads", type=chance, default=0.1, help="probability that a page loads slowly")
+    parser.add_argument(
+        "--latency", type=scale, default=1.0, help="1: an input takes 1 s on average; 0: no time"
+    )
+    parser.add_argument("--adb-port", type=port, default=0, help="port of the adb server; 0 takes a free one")
+    parser.add_argument("--json", action="store_true", help="print one JSON line, end at the end of stdin")
+    return parser.parse_args()
+
+
+async def until_told(stdin: bool) -> None:
+    """Returns at SIGINT or SIGTERM, and with `stdin` also when whoever started us closes it or dies."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+    if stdin:
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        end = asyncio.create_task(reader.read())
+        end.add_done_callback(lambda _: told.set())
+    await told.wait()
+
+
+async def main(args: argparse.Namespace) -> None:
+    from sim.world import World  # after the arguments: it loads Pillow and adbutils
+
+    options = {k: v for k, v in vars(args).items() if k not in ("json", "num_phones")}
+    # The handlers stand before the start, which a Ctrl-C may interrupt as well.
+    told = asyncio.create_task(until_told(args.json))
+    world = World(args.num_phones, **options)
+    start = asyncio.create_task(world.__aenter__())
+    await asyncio.wait((told, start), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.wait((start,))
+        return
+    start.result()
+    try:
+        show(world, args.json)
+        await told
+    finally:
+        world.close()
+
+
+def show(world, as_json: bool) -> None:
+    from sim.world import HOST
+
+    if as_json:
+        found = {"host": HOST, "port": world.port, "serials": world.serials, "adb_pid": world.server.pid}
+        print(json.dumps(found), flush=True)
+        return
+    print(
+        f"{len(world.serials)} simulated phones on the adb server at port {world.port}:",
+        *world.serials,
+        sep="\n  ",
+    )
+    print(
+        f"""
+  export ANDROID_ADB_SERVER_PORT={world.port}     # or adb -P {world.port} each time
+  adb devices
+  adb -s {world.serials[0]} exec-out screencap -p > screen.png
+
+No adb on the PATH? `python -m adbutils` brings one: python -c "import adbutils; print(adbutils.adb_path())"
+Ctrl-C ends the phones and this adb server.""",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_args()
+    try:
+        asyncio.run(main(arguments))
+    except PhonesError as error:
+        print(f"python -m sim: {error}", file=sys.stderr)
+        sys.exit(2)

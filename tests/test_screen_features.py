@@ -1,0 +1,79 @@
+"""Screen features: what a cell holds, what a tap's change does to it, and BLIP-2's loader on a small checkpoint."""
+
+import numpy as np
+import pytest
+
+from screen_features import COLUMNS, FEATURE_DIM, ROWS, Blip2Features, thumbnail_features
+
+
+def cells(image):
+    return thumbnail_features(image).reshape(ROWS, COLUMNS, 4)
+
+
+def test_a_plain_screen_has_its_colour_and_no_contrast():
+    image = np.zeros((480, 270, 3), np.uint8)
+    image[:] = (255, 0, 51)
+    features = cells(image)
+    assert features.dtype == np.float32 and features.size == FEATURE_DIM
+    np.testing.assert_allclose(features, np.broadcast_to([1.0, -1.0, -0.6, -1.0], features.shape), atol=0.01)
+
+
+def test_text_shows_as_contrast_where_it_is():
+    image = np.full((480, 270, 3), 255, np.uint8)
+    image[240:262:2, 100:140] = 0                      # stripes of two rows are averaged out, of one not all
+    image[300:340:8, 17:34] = 0
+    features = cells(image)
+    assert features[14, 1, 3] > 0 and features[2, 2, 3] == -1
+    assert features.min() >= -1 and features.max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(480, 270), (960, 540), (2280, 1080), (1080, 2280), (1500, 200), (44, 44)])
+def test_any_screen_size_gives_the_same_halves(shape):
+    image = np.zeros((*shape, 3), np.uint8)
+    image[: shape[0] // 2, :, 0] = 255                 # the upper half red
+    features = cells(image)
+    assert (features[:10, :, 0] > 0.99).all() and (features[12:, :, 0] < -0.99).all()
+
+
+def test_a_wrong_array_is_refused():
+    for image in (np.zeros((480, 270), np.uint8), np.zeros((480, 270, 3)), np.zeros((8, 8, 3), np.uint8)):
+        with pytest.raises(ValueError, match="uint8"):
+            thumbnail_features(image)
+
+
+def blip2(hidden):
+    from transformers import Blip2Config, Blip2ForConditionalGeneration
+
+    config = Blip2Config(
+        vision_config=dict(hidden_size=hidden, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                           image_size=28, patch_size=14),
+        qformer_config=dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                            encoder_hidden_size=hidden),
+        text_config=dict(model_type="opt", vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                         ffn_dim=8, word_embed_proj_dim=8, max_position_embeddings=16),
+        num_query_tokens=2,
+    )
+    return Blip2ForConditionalGeneration(config).eval()
+
+
+def test_blip2_features_are_those_of_the_vision_part(tmp_path):
+    import torch
+
+    model = blip2(FEATURE_DIM)
+    with torch.no_grad():
+        for p in model.vision_model.parameters():
+            p.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(p.numel()))
+    model.save_pretrained(tmp_path / "whole")
+    model.vision_model.save_pretrained(tmp_path / "vision")
+    image = np.random.default_rng(0).integers(0, 256, (480, 270, 3), np.uint8)
+    whole, vision = Blip2Features(tmp_path / "whole"), Blip2Features(tmp_path / "vision")
+    for key, value in model.vision_model.state_dict().items():
+        assert torch.equal(value, whole.model.state_dict()[key]), key
+    np.testing.assert_array_equal(whole(image), vision(image))
+    assert whole(image).shape == (FEATURE_DIM,) and not np.array_equal(whole(image), whole(image[::-1]))
+
+
+def test_another_vision_encoder_is_refused(tmp_path):
+    blip2(16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="gives 16 numbers.*1408.*opt-2.7b"):
+        Blip2Features(tmp_path)

@@ -1,0 +1,341 @@
+"""Simulated phones as the real adb binary and unmodified adbutils see them."""
+
+import asyncio
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+import adbutils
+import pytest
+from PIL import Image
+
+import sim
+from sim.files import Files
+from sim.shell import Shell
+
+ROOT = Path(__file__).resolve().parent.parent
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def phones():
+    with sim.start_phones(2, latency=0.0, dialogs=0.0, failed_loads=0.0, slow_loads=0.0) as phones:
+        yield phones
+
+
+@pytest.fixture
+def device(phones):
+    device = adbutils.AdbClient(host=phones.host, port=phones.port).device(phones.serials[0])
+    device.shell("input keyevent HOME")
+    return device
+
+
+def adb(phones, *args, serial=0, **options):
+    command = [adbutils.adb_path(), "-P", str(phones.port)]
+    command += ["-s", phones.serials[serial]] if serial is not None else []
+    return subprocess.run([*command, *args], capture_output=True, timeout=20, **options)
+
+
+def fields(device) -> list[str]:
+    nodes = ElementTree.fromstring(device.dump_hierarchy()).iter("node")
+    return [node.get("text") for node in nodes if node.get("focused") == "true"]
+
+
+# ---- the plain adb command line
+
+
+def test_adb_devices_lists_every_phone_as_a_device(phones):
+    lines = adb(phones, "devices", "-l", serial=None).stdout.decode().splitlines()[1:]
+    found = {line.split()[0]: line.split()[1] for line in lines if line}
+    assert found == dict.fromkeys(phones.serials, "device")
+
+
+def test_shell_exit_status_and_streams(phones):
+    done = adb(phones, "shell", "echo out; nonsense; echo $?; ls /missing; exit 7")
+    assert done.returncode == 7
+    assert done.stdout == b"out\n127\n"
+    assert done.stderr.splitlines() == [
+        b"/system/bin/sh: nonsense: inaccessible or not found",
+        b"ls: /missing: No such file or directory",
+    ]
+
+
+def test_shell_without_a_command_reads_lines(phones):
+    done = adb(phones, "shell", input=b"cd /sdcard\npwd\nexit 3\n")
+    assert (done.stdout, done.returncode) == (b"/sdcard\n", 3)
+
+
+def test_exec_out_screencap_is_a_png_of_the_screen(phones):
+    png = adb(phones, "exec-out", "screencap", "-p").stdout
+    assert png.startswith(PNG)
+    assert Image.open(BytesIO(png)).size == (270, 480)
+
+
+def test_push_pull_and_list_with_the_adb_binary(phones, tmp_path):
+    data = os.urandom(1 << 20)
+    (tmp_path / "a.bin").write_bytes(data)
+    assert adb(phones, "push", str(tmp_path / "a.bin"), "/sdcard/new/a.bin").returncode == 0
+    assert adb(phones, "pull", "/sdcard/new", str(tmp_path / "back")).returncode == 0
+    assert (tmp_path / "back" / "a.bin").read_bytes() == data
+    assert b"a.bin" in adb(phones, "ls", "/storage/emulated/0/new").stdout
+    missing = adb(phones, "pull", "/sdcard/none", str(tmp_path))
+    assert missing.returncode != 0 and b"/sdcard/none" in missing.stderr + missing.stdout
+
+
+def test_reconnect_keeps_the_phone(phones):
+    adb(phones, "shell", "echo kept > /sdcard/kept", serial=1)
+    serial = phones.serials[1]
+    assert b"disconnected" in adb(phones, "disconnect", serial, serial=None).stdout
+    assert b"connected to" in adb(phones, "connect", serial, serial=None).stdout
+    assert adb(phones, "shell", "cat /sdcard/kept", serial=1).stdout == b"kept\n"
+
+
+def test_unknown_service_is_closed(device):
+    for service in ("framebuffer:", "nonsense:"):
+        with pytest.raises((adbutils.AdbError, EOFError)), device.open_transport() as connection:
+            connection.send_command(service)
+            connection.check_okay()
+
+
+# ---- unmodified adbutils
+
+
+def test_adbutils_reads_size_focus_and_hierarchy(device):
+    assert device.window_size() == (270, 480)
+    assert device.rotation() == 0
+    device.app_start("com.android.settings")
+    assert device.app_current().package == "com.android.settings"
+    tree = ElementTree.fromstring(device.dump_hierarchy())
+    assert "Display" in [node.get("text") for node in tree.iter("node")]
+    assert device.screenshot(error_ok=False).size == (270, 480)
+
+
+def test_adbutils_exit_codes_and_properties(device):
+    assert device.shell2("true", v2=True).returncode == 0
+    done = device.shell2("echo a; cat /none; false", v2=True)
+    assert (done.returncode, done.stdout) == (1, "a\n")
+    assert done.stderr == "cat: /none: No such file or directory\n"
+    assert device.shell2("sh -c 'exit 9'").returncode == 9
+    assert device.getprop("sys.boot_completed") == "1"
+    device.shell("setprop debug.x 1")
+    assert device.getprop("debug.x") == "1"
+
+
+def test_adbutils_push_pull_a_megabyte(device, tmp_path):
+    data = os.urandom(1 << 20)
+    assert device.sync.push(data, "/data/local/tmp/blob", check=True) == len(data)
+    assert device.sync.read_bytes("/data/local/tmp/blob") == data
+    assert [f.path for f in device.sync.list("/data/local/tmp")].count("blob") == 1
+    assert device.sync.stat("/data/local/tmp/none").mode == 0
+    with pytest.raises(adbutils.AdbError, match="No such file"):
+        device.sync.read_bytes("/data/local/tmp/none")
+
+
+def test_packages(device):
+    everything, third = device.list_packages(), device.list_packages(["-3"])
+    assert "com.android.chrome" in everything and "com.android.chrome" not in third
+    assert set(third) < set(everything)
+    assert device.app_info("com.android.chrome").version_name == "1.0"
+    assert device.shell("pm clear com.nobody") == "Failed"
+    assert device.uninstall(third[0]) == "Success"
+    assert third[0] not in device.list_packages()
+
+
+def test_a_reset_in_one_command(device):
+    device.shell("am start -n com.android.chrome/com.google.android.apps.chrome.Main")
+    assert device.app_current().package == "com.android.chrome"
+    done = device.shell2(
+        "am force-stop com.android.chrome; pm clear com.android.chrome; pm clear com.android.settings; "
+        "setprop debug.distrl.seed 7; input keyevent HOME; pm list packages -3",
+        v2=True,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("Success\nSuccess\npackage:")
+    assert "launcher" in device.app_current().package
+
+
+def test_open_a_web_address(device):
+    device.shell("am force-stop com.android.chrome")
+    device.open_browser("https://www.bestbuy.com")
+    assert "bestbuy.com" in device.dump_hierarchy()
+
+
+# ---- text: cases A1 and A2
+
+
+TEXTS = [
+    "hello world", "it's", 'say "hi"', "a$HOME b", "`id`", "x; reboot", "a&b|c", "(x)", "*", "~", "a\\b",
+    "50% off", "$(echo pwned)", "a > b < c", "#1 {x} [y] !", "two  spaces", "-n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a1_quoted_text_arrives_exactly(device, text):
+    device.shell("am force-stop com.google.android.googlequicksearchbox")
+    size = ElementTree.fromstring(device.dump_hierarchy())
+    bar = next(node for node in size.iter("node") if node.get("content-desc") == "Search")
+    x0, y0, x1, y1 = (int(n) for n in bar.get("bounds").replace("][", ",").strip("[]").split(","))
+    device.click((x0 + x1) // 2, (y0 + y1) // 2)
+    assert "mInputShown=true" in device.shell("dumpsys input_method")
+    assert device.shell2("input text " + shlex.quote(text), v2=True).returncode == 0
+    assert fields(device) == [text]
+
+
+def test_a2_nothing_reaches_the_host(device, tmp_path):
+    target = tmp_path / "pwn"
+    for text in (f"`touch {target}`", f"$(touch {target})", f"; touch {target}", f"| sh -c 'touch {target}'"):
+        device.shell("input text " + text)
+        device.shell(f"/bin/sh -c {shlex.quote(text)}; python3 -c 1; ./{target}")
+    assert not target.exists()
+    assert device.shell("cat /etc/passwd; ls /home; cat /proc/self/environ").count("No such file") == 3
+
+
+def test_unquoted_text_expands_as_in_a_real_shell(device):
+    assert device.shell("echo a$HOME b `echo c  d` \"$(echo 'e  f')\" $NONE'x'") == "a/ b c d e  f x"
+    assert device.shell("input text naïve; echo $?").endswith("255")
+
+
+# ---- the shell by itself
+
+
+class NoPhone:
+    props = {"ro.product.device": "none"}
+
+
+def sh(source: str) -> tuple[str, int]:
+    out = bytearray()
+    status = asyncio.run(Shell(NoPhone(), Files()).run(source, out.extend, out.extend))
+    return out.decode(), status
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "status"),
+    [
+        ("false && echo a || echo b; echo $?", "b\n0\n", 0),
+        ("true || echo a && echo b", "b\n", 0),
+        ("! false; echo $?", "0\n", 0),
+        ("echo a b | grep -c a", "1\n", 0),
+        ("printf 'x\\ny\\n' | grep y | cat", "y\n", 0),
+        ("echo hi > /sdcard/f && echo more >> /sdcard/f; cat /sdcard/f", "hi\nmore\n", 0),
+        ("nope 2>/dev/null; echo $?", "127\n", 0),
+        ("nope > /sdcard/log 2>&1; grep -o inaccessible /sdcard/log", "inaccessible\n", 0),
+        ("(cd /sdcard; exit 4); echo $? $(pwd)", "4 /\n", 0),
+        ("A=1; B=\"$A 2\"; echo \"$B\" ${A}3 '$A'", "1 2 13 $A\n", 0),
+        ("cd /sdcard; touch a.txt b.txt; echo *.txt '*' /x*", "a.txt b.txt * /x*\n", 0),
+        ("[ -f /sdcard/a ] || test -d /sdcard && echo d", "d\n", 0),
+        ("echo a # b", "a\n", 0),
+        ("echo a#b 2 3>/dev/null", "a#b 2\n", 0),
+        ("x=$(false) ; echo $?", "1\n", 0),
+        ("exit 3; echo no", "", 3),
+        ("echo 'a", "/system/bin/sh: no closing quote\n", 1),
+        ("echo a; (x", "/system/bin/sh: syntax error: unexpected end of file, ')' is missing\n", 1),
+        ("input text (x)", "/system/bin/sh: syntax error: unexpected '('\n", 1),
+        ("echo a ; ; echo b", "/system/bin/sh: syntax error: unexpected ';'\n", 1),
+        ("echo a &&", "/system/bin/sh: syntax error: unexpected end of file\n", 1),
+        ("", "", 0),
+    ],
+)  # fmt: skip
+def test_shell(source, out, status):
+    assert sh(source) == (out, status)
+
+
+def test_deep_nesting_is_refused_and_ends():
+    assert sh("echo " + "$(echo " * 40 + "x" + ")" * 40)[0].count("nested too deeply") == 1
+    assert sh("(" * 5000 + "true" + ")" * 5000)[1] == 1
+
+
+# ---- processes
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """Waits for a process that is not our child to end."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], seconds)[0])
+    finally:
+        os.close(fd)
+
+
+def test_phones_and_server_die_with_their_parent():
+    code = (
+        "import sim, sys\n"
+        "p = sim.start_phones(1, latency=0.0)\n"
+        "print(*p.pids, flush=True)\n"
+        "sys.stdin.read()\n"
+    )  # fmt: skip
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_the_adb_server_dies_with_a_killed_simulator():
+    phones = sim.start_phones(1, latency=0.0)
+    phones.process.kill()
+    assert gone(phones.pids[1])
+    phones.close()
+
+
+def test_close_ends_both_and_leaves_no_home_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    phones = sim.start_phones(1, latency=0.0)
+    assert list(tmp_path.iterdir())
+    phones.close()
+    phones.close()
+    assert all(gone(pid, 0) for pid in phones.pids)
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_line_ends_at_a_signal():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sim", "--num-phones", "1"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with process.stdout as lines:
+        shown = [next(lines)]
+        while "Ctrl-C" not in shown[-1]:
+            shown.append(next(lines))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
+    assert "1 simulated phone" in shown[0] and "  adb devices\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--num-phones=0", "at least 1"), ("--dialogs=2", "probability"), ("--adb-port=5555", "5554-5585")],
+)
+def test_bad_options_are_named(option, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", option], cwd=ROOT, capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_busy_port_is_one_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(sim.PhonesError, match=f"exit status 2(?s:.*)--adb-port {port}.*in use"):
+            sim.start_phones(1, adb_port=port)
+
+
+def test_importing_sim_is_cheap():
+    code = "import sim, sys, json; print(json.dumps([m for m in ('PIL', 'adbutils') if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,242 @@
+"""The warm start: behaviour cloning on a scripted demonstrator, in the place of the paper's supervised Auto-UI.
+
+    python warm_start.py                   # rebuilds warm_start.safetensors, the file that run_distrl.py starts from
+
+The demonstrator (sim/demonstrator.py) plays training instructions on simulated phones through adb; the policy learns
+its actions by maximum likelihood. The phones of the demonstrations are gentle (few dialogs, few failed loads), those that
+reinforcement learning meets are not: what is left to learn is what a supervised agent lacks in the field.
+
+Copying the goal's words into TYPE is the hard part for a small network, and it must work for words never seen: in every
+epoch the words that the demonstrator typed are replaced, in the goal and in the actions alike, by random ones
+(`substitute`). Loss on every token of the action, AdamW, learning rate falling to 0 along a cosine.
+
+Departs from the paper: its Auto-UI was trained on 715,000 human episodes of Android in the Wild.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import string
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A successful episode of the demonstrator: T prompts, T features, T action texts, and the span it typed."""
+
+    instruction: str
+    family: str
+    query: str
+    prompts: tuple[str, ...]
+    features: np.ndarray  # float16 [T, 1408]
+    actions: tuple[str, ...]
+
+
+def collect_demonstrations(
+    num: int, *, seed: int = 0, num_phones: int = 12, dialogs: float = 0.05, failed_loads: float = 0.03
+) -> list[Demonstration]:
+    """`num` successful demonstrations of training instructions, every family as often."""
+    from sim import start_phones
+    from tasks import generate_tasks
+
+    jobs: queue.SimpleQueue = queue.SimpleQueue()
+    for number, task in enumerate(generate_tasks("train", num + num // 10, seed)):
+        jobs.put((seed * 100_003 + number, task))
+    done: list[Demonstration] = []
+    errors: list[BaseException] = []
+
+    def play(host: str, port: int, serial: str) -> None:
+        from android_env import AdbPhone, AndroidEnv
+        from evaluator import RuleJudge
+
+        env = AndroidEnv(AdbPhone(serial, host, port), None, RuleJudge())
+        while len(done) < num and not errors:
+            try:
+                episode_seed, task = jobs.get_nowait()
+                demonstration = demonstrate(env, task, episode_seed)
+            except queue.Empty:
+                return
+            except Exception as error:  # a thread's error must reach the caller
+                errors.append(error)
+                return
+            if demonstration:
+                done.append(demonstration)
+
+    with start_phones(num_phones, seed=seed + 1000, latency=0.0, dialogs=dialogs, failed_loads=failed_loads) as phones:
+        threads = [threading.Thread(target=play, args=(phones.host, phones.port, s), daemon=True) for s in phones.serials]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return done[:num]
+
+
+def demonstrate(env, task, seed: int) -> Demonstration | None:
+    """One episode of the demonstrator through the environment; None when the judge did not say success."""
+    from android_env import format_action
+    from screen_features import thumbnail_features
+    from sim.demonstrator import next_action
+
+    observation, info = env.reset(seed=seed, options={"task": task})
+    prompts, features, actions, memory = [], [], [], {}
+    terminated = truncated = False
+    while not (terminated or truncated):
+        action = format_action(as_action(next_action(task, env.phone.ui(), memory), env.phone.size))
+        prompts.append(observation["prompt"])
+        features.append(thumbnail_features(observation["image"]))
+        actions.append(action)
+        observation, _, terminated, truncated, info = env.step(action)
+    if not info["success"]:
+        return None
+    query = task.slot("query")
+    return Demonstration(
+        task.instruction, task.family, query, tuple(prompts), np.asarray(features, np.float16), tuple(actions)
+    )
+
+
+def as_action(move: tuple, size: tuple[int, int]):
+    """The demonstrator's move in pixels as an action in [0, 1], on a grid of 0.01: fewer different taps to learn."""
+    from android_env import Action
+
+    def point(x: float, y: float) -> tuple[float, float]:
+        return round(y / size[1], 2), round(x / size[0], 2)
+
+    kind, *arguments = move
+    if kind == "tap":
+        return Action("DUAL_POINT", point(*arguments), point(*arguments))
+    if kind == "swipe":
+        return Action("DUAL_POINT", point(*arguments[:2]), point(*arguments[2:4]))
+    if kind == "type":
+        return Action("TYPE", text=arguments[0])
+    return Action({"enter": "PRESS_ENTER", "back": "PRESS_BACK", "home": "PRESS_HOME", "complete": "STATUS_TASK_COMPLETE"}[kind])
+
+
+def random_words(rng: random.Random, vocabulary: Sequence[str], count: int) -> str:
+    """`count` words: known ones, made-up ones of syllables, a few with digits, dashes or capitals."""
+
+    def word() -> str:
+        if rng.random() < 0.45:
+            return rng.choice(vocabulary)
+        made = "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiouy") + rng.choice(["", "", "n", "r", "s", "l", "t"])
+                       for _ in range(rng.randint(1, 3)))  # fmt: skip
+        draw = rng.random()
+        if draw < 0.25:
+            made = made.capitalize()
+        elif draw < 0.35:
+            made = rng.choice(string.ascii_lowercase) + str(rng.randint(1, 999))
+        elif draw < 0.4:
+            made += "-" + rng.choice("abcd")
+        return made
+
+    return " ".join(word() for _ in range(count))
+
+
+def substitute(demonstration: Demonstration, rng: random.Random, vocabulary: Sequence[str]) -> Demonstration:
+    """The same demonstration with other words in its query, in the goal and in what is typed."""
+    query = demonstration.query
+    typed = f'"typed_text": "{query}"'
+    if not query or demonstration.instruction.count(query) != 1 or not any(typed in a for a in demonstration.actions):
+        return demonstration
+    words = query.split()
+    keep = rng.random() < 0.5  # half the time only some of the words change: "capital of <new>"
+    new = " ".join(w if keep and rng.random() < 0.5 else random_words(rng, vocabulary, 1) for w in words)
+    if not keep:
+        new = random_words(rng, vocabulary, max(1, len(words) + rng.randint(-1, 1)))
+    goal = demonstration.instruction.replace(query, new)
+
+    def changed(text: str) -> str:
+        return text.replace(demonstration.instruction, goal).replace(typed, f'"typed_text": "{new}"')
+
+    return replace(
+        demonstration, instruction=goal, query=new, prompts=tuple(map(changed, demonstration.prompts)),
+        actions=tuple(map(changed, demonstration.actions)),
+    )  # fmt: skip
+
+
+def clone(
+    policy, demonstrations: Sequence[Demonstration], *, steps: int, batch: int = 96, learning_rate: float = 2e-3,
+    seed: int = 0, substitution: float = 0.7, progress=print,
+) -> float:  # fmt: skip
+    """Maximum likelihood of the demonstrated actions. Returns the mean loss a token of the last 100 steps."""
+    import torch
+
+    rng = random.Random(seed)
+    vocabulary = sorted({w for d in demonstrations for w in d.query.split()})
+    families = sorted({d.family for d in demonstrations})
+    by_family = {f: [d for d in demonstrations if d.family == f] for f in families}
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    policy.train()
+    losses, began = [], time.monotonic()
+    for step in range(steps):
+        rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * rate
+        rows = []
+        while len(rows) < batch:
+            demonstration = rng.choice(by_family[rng.choice(families)])
+            if rng.random() < substitution:
+                demonstration = substitute(demonstration, rng, vocabulary)
+            # A typing step is worth more: it is the long one, and the one that must be exact.
+            weights = [3.0 if '"TYPE"' in a else 1.0 for a in demonstration.actions]
+            for index in rng.choices(range(len(weights)), weights, k=3):
+                rows.append((demonstration.prompts[index], demonstration.features[index], demonstration.actions[index]))
+        rows.sort(key=lambda row: len(row[2]))
+        prompts, features, actions = zip(*rows, strict=True)
+        token_ids = [np.asarray(policy.codec.action_ids(a), np.int32) for a in actions]
+        evaluation = policy.evaluate(list(prompts), np.stack(features).astype(np.float32), token_ids)
+        loss = -evaluation.token_logprob[evaluation.mask].mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if progress and (step + 1) % 250 == 0:
+            recent = sum(losses[-100:]) / len(losses[-100:])
+            progress(f"  step {step + 1}/{steps}  loss {recent:.4f}  {time.monotonic() - began:.0f} s")
+    policy.eval()
+    return sum(losses[-100:]) / max(len(losses[-100:]), 1)
+
+
+def build(path: Path, *, demonstrations: int = 1200, steps: int = 5000, seed: int = 0) -> None:
+    """Collect, clone and write the policy to `path`."""
+    import torch
+
+    from policy import AutoUIPolicy
+
+    torch.set_flush_denormal(True)
+    began = time.monotonic()
+    collected = collect_demonstrations(demonstrations, seed=seed)
+    print(f"{len(collected)} demonstrations after {time.monotonic() - began:.0f} s")
+    policy = AutoUIPolicy.small(seed=seed)
+    loss = clone(policy, collected, steps=steps, seed=seed)
+    policy.save(path)
+    print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB), loss {loss:.4f}, {time.monotonic() - began:.0f} s")
+
+
+@dataclass
+class Args:
+    out: Path = Path(__file__).resolve().parent / "warm_start.safetensors"
+    """where to write the policy"""
+    demonstrations: int = 1200
+    """successful demonstrations to learn from"""
+    steps: int = 5000
+    """optimiser steps, 96 actions each"""
+    seed: int = 0
+    """seed of tasks, phones and network"""
+
+
+if __name__ == "__main__":
+    import tyro
+
+    args = tyro.cli(Args, description=__doc__)
+    build(args.out, demonstrations=args.demonstrations, steps=args.steps, seed=args.seed)

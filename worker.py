@@ -1,0 +1,200 @@
+"""The actor side: a worker plays episodes on its phone, the policy server answers what all workers ask.
+
+    worker (no torch)  -- prompt, screen feature -->  policy server (torch)      one pipe a worker
+                       <-- action text, token ids, log mu, version --
+
+A worker owns one phone and one environment, costs some MB and starts in no time. The policy server answers whatever is
+waiting in one batch (never waiting for more), with the newest weights. Both are processes of an `ActorPool` (actor_pool.py);
+`rollout` alone is an episode loop for any environment and any policy:
+
+    trajectory = rollout(env, Episode(task, seed=0), act)         # act(prompt, feature, greedy) -> Sample
+
+Departs from the authors' code: the log-prob of each token is stored when it is sampled, never recomputed from text; no
+process is restarted between trajectories.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+from android_env import AdbPhone, AndroidEnv, AndroidEnvError
+from evaluator import RuleJudge
+from replay import Trajectory
+from screen_features import thumbnail_features
+from shared_weights import SharedWeights
+from tasks import Task
+
+
+@dataclass(frozen=True)
+class PhoneAddress:
+    """Where a phone is: its serial, and the adb server that knows it."""
+
+    serial: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One attempt to ask a worker for."""
+
+    task: Task
+    seed: int
+    split: str = "train"  # "train", or the name of an evaluation
+    greedy: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the policy answers to one observation."""
+
+    text: str
+    token_ids: np.ndarray  # int32 [L]
+    logprobs: np.ndarray  # float32 [L], under the distribution that was sampled from
+    version: int
+    batch: int = 1  # how many observations were answered together
+
+
+def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None) -> Trajectory:
+    """Play one episode. `act(prompt, feature, greedy)` answers each observation."""
+    began, policy_seconds, batches = time.monotonic(), 0.0, []
+    observation, info = env.reset(seed=episode.seed, options={"task": episode.task})
+    prompts, features = [observation["prompt"]], [thumbnail_features(observation["image"])]
+    actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        asked = time.monotonic()
+        sample = act(prompts[-1], features[-1], episode.greedy)
+        policy_seconds += time.monotonic() - asked
+        observation, reward, terminated, truncated, info = env.step(sample.text)
+        prompts.append(observation["prompt"])
+        features.append(thumbnail_features(observation["image"]))
+        actions.append(sample.text)
+        token_ids.append(sample.token_ids)
+        logprobs.append(sample.logprobs)
+        rewards.append(reward)
+        invalid.append(info["invalid"])
+        versions.append(sample.version)
+        batches.append(sample.batch)
+        heartbeat()
+    return Trajectory(
+        instruction=episode.task.instruction,
+        family=episode.task.family,
+        prompts=prompts,
+        features=np.stack(features).astype(np.float16),
+        actions=actions,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        rewards=np.asarray(rewards, np.float32),
+        invalid=np.asarray(invalid, bool),
+        policy_version=np.asarray(versions, np.int64),
+        terminated=terminated,
+        truncated=truncated,
+        success=None if info.get("error") else info.get("success"),
+        info={
+            "split": episode.split,
+            "seed": episode.seed,
+            "greedy": episode.greedy,
+            "serial": env.phone.serial,
+            "reason": str(info.get("error") or info.get("verdict_reason") or ""),
+            "seconds": time.monotonic() - began,
+            "policy_seconds": policy_seconds,
+            "server_batch": float(np.mean(batches)),
+        },
+    )
+
+
+def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Connection, policy: Connection) -> None:
+    """A worker process: one phone, episodes in, trajectories out."""
+    _follow_parent()
+    env = AndroidEnv(AdbPhone(address.serial, address.host, address.port), None, RuleJudge(), **env_options)
+
+    def act(prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
+        policy.send((prompt, feature, greedy))
+        return policy.recv()
+
+    failures = 0
+    episodes.send(("ready", None))
+    try:
+        while (episode := episodes.recv()) is not None:
+            while True:
+                try:
+                    trajectory = rollout(env, episode, act, heartbeat=lambda: episodes.send(("step", None)))
+                except AndroidEnvError as error:  # the phone could not even be reset
+                    failures += 1
+                    episodes.send(("phone_error", str(error)))
+                    if failures >= 3:
+                        sys.exit(3)
+                else:
+                    failures = 0
+                    trajectory.info["worker"] = index
+                    episodes.send(("trajectory", trajectory.to_bytes()))
+                    break
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # main process or policy server has gone
+        return
+
+
+def policy_server(policy_path: Path, weights: SharedWeights, control: Connection, max_batch: int, seed: int) -> None:
+    """The policy server process: answers whatever is waiting in one batch, with the newest weights."""
+    import torch
+
+    from policy import AutoUIPolicy
+
+    _follow_parent()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    policy = AutoUIPolicy.load(policy_path)
+    policy.requires_grad_(False)
+    arrays = [p.detach().numpy() for p in policy.parameters()]
+    generator = torch.Generator().manual_seed(seed)
+    version, workers = 0, set()
+    control.send("ready")
+    while True:
+        requests = []
+        for ready in wait([control, *workers]):
+            try:
+                message = ready.recv()
+            except (EOFError, ConnectionResetError):
+                if ready is control:
+                    return
+                workers.discard(ready)
+                continue
+            if ready is control:
+                workers.add(message)
+            else:
+                requests.append((ready, *message))
+        version = weights.read(arrays, newer_than=version)
+        for greedy in (False, True):
+            chosen = [r for r in requests if r[3] == greedy]
+            for start in range(0, len(chosen), max_batch):
+                _answer(policy, chosen[start : start + max_batch], greedy, generator, version)
+
+
+def _answer(policy, requests: list, greedy: bool, generator, version: int) -> None:
+    connections, prompts, features, _ = zip(*requests, strict=True)
+    output = policy.act(list(prompts), np.stack(features), greedy=greedy, generator=generator)
+    for row, connection in enumerate(connections):
+        sample = Sample(output.texts[row], output.token_ids[row], output.logprobs[row], version, len(requests))
+        try:
+            connection.send(sample)
+        except (BrokenPipeError, ConnectionResetError):
+            continue  # that worker has died; its pipe is dropped at the next wait
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the main process, and leave with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
