@@ -170,6 +170,8 @@ class AndroidEnv:
         self.repetition_penalty, self.empty_type_penalty = repetition_penalty, empty_type_penalty
         self.invalid_penalty = invalid_penalty
         self.task: Any = None
+        self._image: np.ndarray | None = None           # what the policy saw last
+        self._verdict: Any = None                       # the judge's last one in this episode
         self._random = random.Random(0)
         self._touched: set[str] = set()                 # packages that had the focus since the last reset
         self._keep = set(_SYSTEM)
@@ -192,16 +194,19 @@ class AndroidEnv:
         try:
             if self._broken:
                 self.phone.recover()
-            self._restore(seed)
+            self._begin(seed)
         except AndroidEnvError:
             self._broken = True
             self.phone.recover()
-            self._restore(seed)
-        self._broken, self._last = False, None
-        self._steps, self._repeats, self._actions = 0, 0, []
-        self._verdict: Any = None
-        self.judge.reset(self.task, self._observe())
+            self._begin(seed)
+        self._broken = False
         return self._obs(), self._info(Action(""), False, 0.0)
+
+    def _begin(self, seed: int | None) -> None:
+        self._restore(seed)
+        self._steps, self._repeats, self._actions = 0, 0, []
+        self._verdict, self._last = None, None
+        self.judge.reset(self.task, self._observe())
 
     def _restore(self, seed: int | None) -> None:
         first, commands = self._installed is None, []
@@ -209,17 +214,17 @@ class AndroidEnv:
         if self.reset_mode == "clear":
             out = self.phone.shell(f"pm list packages -3; {live}")
             installed = set(re.findall(r"^package:([\w.]+)", out, re.MULTILINE))
-            self._installed = installed if first else self._installed
-            commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
+            if not first:
+                commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
         else:
-            out = self.phone.shell(live)
-            self._installed = set()
+            out, installed = self.phone.shell(live), set()
         self._touched.update(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
         if first:                                        # whatever is in front was left there by someone else
             package, _, app = self.phone.foreground()
             self._touched |= {package, app}
             self.phone.key(3)
-            self._keep.add(self.phone.foreground()[0])
+            self._keep.add(self.phone.foreground()[0])   # the home app
+            self._installed = installed
         for package in sorted(self._touched - self._keep):
             commands.append(f"am force-stop {package}")
             if self.reset_mode == "clear":
@@ -238,7 +243,7 @@ class AndroidEnv:
         verdict_reason, screen_changed, steps_seconds; error after an outage, unsupported_text when the phone
         cannot type it. After the end of an episode nothing is done and the last answer comes again, with
         reward 0."""
-        if self.task is None:
+        if self._image is None:
             raise RuntimeError("step before reset: call env.reset() first")
         if self._last:
             obs, _, terminated, truncated, info = self._last

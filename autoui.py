@@ -83,7 +83,7 @@ def _layers(stack: nn.Module) -> list[_Layer]:
 
 
 def relative_buckets(length: int, bidirectional: bool, buckets: int, max_distance: int) -> Tensor:
-    """T5's bucket of each (query, key) pair, int64 [length, length]: exact near by, logarithmic further off."""
+    """T5's bucket of each (query, key) pair, int64 [length, length]: exact nearby, then logarithmic."""
     position = torch.arange(length)
     offset = position[None, :] - position[:, None]  # key - query
     if bidirectional:

@@ -8,8 +8,8 @@
     logits = critic(prompts, screens)        # screens float [N, 2, 1408]: the screen before, this screen
     loss = F.binary_cross_entropy_with_logits(logits, targets[:, None].expand_as(logits))
 
-Departs from the paper: frozen RoBERTa-base on the text is a trained mean of token embeddings here, which needs
-no download and a millisecond; the authors' trajectory critic also sees only the first observation.
+Departs from the paper: frozen RoBERTa-base on the text is a trained mean of token embeddings here, which
+needs no download and a millisecond; the authors' trajectory critic also sees only the first observation.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class RuleJudge:
         if task is not self._task:
             raise ValueError(f"judge asked about {task.instruction!r} before reset(task, observation) for it")
         now = observation.ui()
-        if not now.texts:
-            return Verdict(None, f"{now.package} shows no text that could be read")
         if now != self.screens[-1]:
             self.screens.append(now)
+        if not now.texts:
+            return Verdict(None, f"{now.package} shows no text that could be read")
         done, reason = task.is_done(self.screens)
         return Verdict(done, reason, reason)

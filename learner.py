@@ -204,10 +204,10 @@ class Learner:
     @torch.no_grad()
     def _refresh_priorities(self) -> None:
         """Every trajectory's priority under the newest policy and critic."""
-        ids = self.replay.ids()
+        ids = self.replay.ids
         for start in range(0, len(ids), 32):
-            chunk = ids[start : start + 32]
-            batch = self._batch([self.replay.get(i) for i in chunk], chunk)
+            chunk, trajectories = self.replay.get(ids[start : start + 32])
+            batch = self._batch(trajectories, chunk)
             evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
             log_rho = self._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]
             _, values = self._values(batch)

@@ -243,7 +243,7 @@ class AutoUIPolicy(nn.Module):
         return features
 
     def save(self, path: str | Path) -> None:
-        """One .safetensors file with the weights, config and tokenizer in its metadata; replaced atomically."""
+        """One .safetensors file with weights, config and tokenizer (its metadata); replaced atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().cpu().contiguous() for name, p in self.network.named_parameters()}

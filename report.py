@@ -69,6 +69,9 @@ class Run:
     entries: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def training(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.split == "train"]
+
     def series(self, column: str) -> tuple[list[float], list[float]]:
         """-> (trajectories, values) of the rows where `column` was measured."""
         rows = [row for row in self.metrics if column in row]
@@ -133,10 +136,6 @@ def _number(cell: Any) -> float:
         return math.nan  # not measured
 
 
-def training_entries(run: Run) -> list[Entry]:
-    return [entry for entry in run.entries if entry.split == "train"]
-
-
 def minutes_of(run: Run, entries: list[Entry]) -> list[float]:
     """When each training trajectory ended, in minutes of the run, by the clock of metrics.csv (it stops
     between a stop and a resume), beyond its ends by the journal's time stamps."""
@@ -175,12 +174,11 @@ def moving_success(entries: list[Entry], window: int) -> list[tuple[int, float, 
 
 def evaluations(run: Run) -> list[tuple[float, float, float, float, float, str]]:
     """-> (minutes, trajectories, rate, low, high, label): before, in between (metrics.csv), after."""
-    results, points = run.results, []
-    n = results.get("n") or 0
+    results, points, n = run.results, [], run.results.get("n") or 0
     first, last = results.get("warmup_success_rate"), results.get("success_rate")
     start = min((row["wall_seconds"] for row in run.metrics if "wall_seconds" in row), default=0.0) / 60
     if first is not None:
-        low, high = results.get("warmup_ci95") or wilson_interval(first * n, n)
+        low, high = _phase(results, "greedy", "warmup").get("ci95") or wilson_interval(first * n, n)
         points.append((start, 0.0, first, low, high, "before"))
     for minutes, trajectories, rate, count in _evaluation_rows(run):
         if first is not None and trajectories == 0:
@@ -189,11 +187,11 @@ def evaluations(run: Run) -> list[tuple[float, float, float, float, float, str]]
         points.append((minutes, trajectories, rate, low, high, ""))
     if last is not None:
         low, high = results.get("ci95") or wilson_interval(last * n, n)
-        trajectories = results.get("trajectories", len(training_entries(run)))
+        trajectories = results.get("trajectories", len(run.training()))
         if points and points[-1][1] == trajectories and not points[-1][5]:
             points.pop()  # the final evaluation is in metrics.csv too
-        minutes = results.get("wall_seconds", 60 * max((point[0] for point in points), default=0)) / 60
-        points.append((minutes, trajectories, last, low, high, "after"))
+        end = max((row.get("wall_seconds", 0.0) for row in run.metrics), default=0.0)
+        points.append((results.get("train_seconds", end) / 60, trajectories, last, low, high, "after"))
     return points
 
 
@@ -207,7 +205,7 @@ def headline(run: Run) -> str:
     if last is None:
         measured = _evaluation_rows(run)
         if not measured:
-            return f"No evaluation yet: {len(training_entries(run))} training trajectories so far"
+            return f"No evaluation yet: {len(run.training())} training trajectories so far"
         _, trajectories, rate, _ = measured[-1]
         return f"Held-out success {rate:.1%} at the last evaluation, after {trajectories:.0f} trajectories"
     low, high = run.results.get("ci95") or wilson_interval(last * (n or 0), n or 0)
@@ -229,12 +227,12 @@ def draw_curves(run: Run) -> bytes:
     figure.get_layout_engine().set(h_pad=0.08, hspace=0.04)
     figure.suptitle(headline(run), fontsize=15, fontweight="bold")
 
-    entries = training_entries(run)
+    entries = run.training()
     minutes, points = minutes_of(run, entries), evaluations(run)
-    window = max(20, min(200, len(entries) // 10))
+    window = max(40, min(200, len(entries) // 10))
     curve = moving_success(entries, window)
     big = None
-    for side, name in enumerate(("minutes since the start", "training trajectories")):
+    for side, name in enumerate(("minutes of training", "training trajectories")):
         axes = big = figure.add_subplot(grid[0, 2 * side: 2 * side + 2], sharey=big)
         where = [minutes[i] if side == 0 else i + 1 for i, *_ in curve]
         if curve:
@@ -306,27 +304,29 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return f"<table><tr>{titles}</tr>{''.join('<tr>' + ''.join(row) + '</tr>' for row in rows)}</table>"
 
 
-def family_tables(results: dict) -> str:
-    """Success by task family, before and after: of greedy and of sampled actions where results['greedy'] and
-    results['sampled'] have 'families', else of results['families']."""
-    sources = [(mode, results.get(mode) or {}) for mode in ("greedy", "sampled")]
-    sources = [pair for pair in sources if pair[1].get("families")]
-    parts = []
-    for mode, source in sources or [("", results)] * bool(results.get("families")):
-        rows, keys = [], {"warmup": "warmup_success_rate", "final": "success_rate", "n": "n"}
-        total = {short: source.get(key) for short, key in keys.items()}
-        for family, value in [*sorted(source["families"].items()), ("all families", total)]:
-            before, after, n = value.get("warmup"), value.get("final"), int(value.get("n") or 0)
-            low, high = wilson_interval((after or 0) * n, n)
-            change = "" if before is None or after is None else f"{100 * (after - before):+.0f} points"
-            width = f'<td class="bar"><div><span style="width:{100 * (after or 0):.0f}%"></span></div></td>'
-            interval = f"{low:.0%} to {high:.0%}" if n else ""
-            rates = ["" if rate is None else f"{rate:.1%}" for rate in (before, after)]
-            rows.append([_cell(family), *(_cell(rate, "number") for rate in rates), width,
-                         *(_cell(x, "number quiet") for x in (interval, change, n))])
-        parts.append((f"<h3>{mode} actions</h3>" if mode else "")
-                     + _table(["family", "before", "after", "", "95 % interval", "change", "n"], rows))
-    return "".join(parts)
+def family_table(results: dict) -> str:
+    """Success by task family (all its episodes), then of all greedy and all sampled episodes."""
+    rows, lines = [], sorted((results.get("families") or {}).items())
+    for mode in ("greedy", "sampled"):
+        before, after = (_phase(results, mode, phase) for phase in ("warmup", "final"))
+        if after:
+            rates = before.get("success_rate"), after.get("success_rate"), after.get("n")
+            lines.append((f"all, {mode} actions", dict(zip(("warmup", "final", "n"), rates, strict=True))))
+    for name, value in lines:
+        before, after, n = value.get("warmup"), value.get("final"), value.get("n") or 0
+        low, high = wilson_interval((after or 0) * n, n)
+        change = "" if before is None or after is None else f"{100 * (after - before):+.0f} points"
+        bar = f'<td class="bar"><div><span style="width:{100 * (after or 0):.0f}%"></span></div></td>'
+        interval = f"{low:.0%} to {high:.0%}" if n else ""
+        rates = ["" if rate is None else f"{rate:.1%}" for rate in (before, after)]
+        rows.append([_cell(name), *(_cell(rate, "number") for rate in rates), bar,
+                     *(_cell(x, "number quiet") for x in (interval, change, n))])
+    return _table(["family", "before", "after", "", "95 % interval", "change", "n"], rows) if rows else ""
+
+
+def _phase(results: dict, mode: str, phase: str) -> dict:
+    """results[mode][phase], {} where there is none."""
+    return (results.get(mode) or {}).get(phase) or {}
 
 
 def metric_table(metrics: list[dict[str, float]]) -> str:
@@ -359,7 +359,7 @@ def page(run: Run, png: bytes) -> str:
     plain = {key: value for key, value in run.results.items() if key not in ("families", "greedy", "sampled")}
     last = run.entries[:-31:-1]
     sections = (
-        ("Success by task family, held-out tasks", family_tables(run.results)),
+        ("Success by task family, held-out tasks", family_table(run.results)),
         ("Result", pairs(plain) if plain else ""),
         ("Timing, faults and losses", metric_table(run.metrics) if run.metrics else ""),
         (f"The last {len(last)} of {len(run.entries)} trajectories", trajectory_table(last) if last else ""),

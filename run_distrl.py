@@ -156,7 +156,7 @@ class Experiment:
         losses/invalid_penalty losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean
         stats/rho_max stats/rho_clipfrac stats/ess stats/server_batch stats/learner_idle stats/phone_idle
         stats/worker_restarts stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size
-        eval/success_rate""".split()
+        eval/success_rate eval/n""".split()
 
     COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "last_id")
 
@@ -299,6 +299,8 @@ class Experiment:
 
     def log(self, sps: float, seconds: float) -> None:
         """One progress line, one row of metrics.csv, one point for the tracker."""
+        from results import rate
+
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
             return
@@ -307,7 +309,7 @@ class Experiment:
         mean = {key: sum(r[key] for r in rows) / len(rows) for key in ("return", "length", "lag", "invalid", "server_batch")}
         last_minute = sum(time.monotonic() - r["at"] < 60 for r in rows) / min(60.0, max(seconds, 1.0)) * 60
         success = sum(judged) / max(len(judged), 1)
-        evaluated = [(name, rows) for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= 64]
+        evaluated = [name for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= 64]
         metrics = {
             "charts/success_rate": success, "charts/episodic_return": mean["return"],
             "charts/episodic_length": mean["length"], "charts/trajectories_per_minute": last_minute, "charts/SPS": sps,
@@ -319,9 +321,10 @@ class Experiment:
             "stats/stale_dropped": self.stale, "stats/invalid_actions": mean["invalid"],
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
-        if evaluated:
-            name, results = evaluated[-1]
-            metrics["eval/success_rate"] = sum(bool(s) for _, _, s in results) / len(results)
+        if evaluated:  # written once, in the row that follows its end
+            found = rate(self.evaluations.pop(evaluated[0]))
+            metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
+            print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {found['success_rate']:.2f} (n {found['n']})")
         tasks = self.args.tasks
         left = (tasks.total_trajectories - self.trajectories) / max(last_minute, 1e-9) * 60
         if tasks.train_minutes:
@@ -385,7 +388,7 @@ class Experiment:
             for name, value in state["counters"].items():
                 setattr(self, name, value)
             self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
-        for row in journal.rows(split="train", since=self.last_id + 1):
+        for row in journal.rows(split="train", since=self.last_id):
             self.trajectories += 1
             if row.success is not None:
                 self.learner.add(fetch(row.id), id=row.id)
@@ -424,7 +427,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         if not 0 <= getattr(args.phones, name) <= 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args.phones, name)}: a probability from 0 to 1 is needed")
     if args.run.serial:
-        args.phones.num_workers = 1
+        args.phones.num_workers, args.phones.latency = 1, 0.0
     try:
         skip = args.tasks.skip_unknown_tasks
         train = load_tasks(args.tasks.tasks, skip) if args.tasks.tasks else generate_tasks("train", 8000, args.run.seed)
@@ -514,7 +517,7 @@ def run(args: Args) -> int:
 
     try:
         phones = start_phones(
-            args.phones.num_workers, seed=args.run.seed, latency=0.0 if args.run.serial else args.phones.latency,
+            args.phones.num_workers, seed=args.run.seed, latency=args.phones.latency,
             dialogs=args.phones.dialogs, failed_loads=args.phones.failed_loads, slow_loads=args.phones.slow_loads,
             adb_port=args.phones.adb_port,
         )  # fmt: skip
@@ -561,7 +564,10 @@ def phases(experiment: Experiment, phones) -> None:
     """Evaluate the warm start, train, evaluate again."""
     if not experiment.evaluations.get("warmup"):
         print(f"Evaluating the warm start on {len(experiment.eval_tasks)} held-out tasks, greedy and sampled ...", flush=True)
+        # Less latency changes nothing but the time that an evaluation takes.
+        phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("warmup")
+        phones.set_latency(experiment.args.phones.latency)
     if not experiment.stopping:
         print("Training ...", flush=True)
         experiment.train()
@@ -569,6 +575,7 @@ def phases(experiment: Experiment, phones) -> None:
     if not experiment.stopping:
         experiment.publish()
         print("Evaluating the trained policy ...", flush=True)
+        phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("final")
 
 

@@ -1,7 +1,7 @@
 """A screenshot as 1408 numbers, the screen half of the policy's state.
 
-`thumbnail_features` needs no download: 22 x 16 cells of the screen, in each the mean of R, G and B and how much
-the cell varies. `Blip2Features` is the paper's: BLIP-2 (opt-2.7b)'s vision encoder, pooled, 1408 numbers as well.
+`thumbnail_features` needs no download: 22 x 16 cells of the screen, in each the mean of R, G and B and how
+much the cell varies. `Blip2Features` is the paper's: BLIP-2 (opt-2.7b)'s vision encoder, pooled, also 1408.
 
     features = thumbnail_features(image)             # uint8 [H, W, 3] -> float32 [1408], under a millisecond
     features = Blip2Features("path/to/blip2-opt-2.7b")(image)
@@ -41,7 +41,7 @@ def thumbnail_features(image: np.ndarray) -> np.ndarray:
 
 
 class Blip2Features:
-    """BLIP-2's pooled vision feature from a local checkpoint: of the whole model, or of its vision part alone."""
+    """BLIP-2's pooled vision feature from a local checkpoint of the whole model or of its vision part."""
 
     MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -50,10 +50,11 @@ class Blip2Features:
         from transformers.utils import logging
 
         whole = Blip2Config.get_config_dict(path)[0].get("model_type") == "blip-2"
-        config = Blip2Config.from_pretrained(path).vision_config if whole else Blip2VisionConfig.from_pretrained(path)
+        config = (Blip2Config if whole else Blip2VisionConfig).from_pretrained(path)
+        config = config.vision_config if whole else config
         if config.hidden_size != FEATURE_DIM:
             raise ValueError(
-                f"the vision encoder at {path} gives {config.hidden_size} numbers, Auto-UI needs {FEATURE_DIM}: "
+                f"the vision encoder at {path} gives {config.hidden_size} numbers, Auto-UI {FEATURE_DIM}: "
                 "use BLIP-2 opt-2.7b's"
             )
         verbosity = logging.get_verbosity()
@@ -83,5 +84,5 @@ class Blip2Features:
 
 def _checked(image: np.ndarray) -> np.ndarray:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < 2 * ROWS:
-        raise ValueError(f"a screenshot is uint8 [H, W, 3] of at least 44 x 44, got {image.dtype} {image.shape}")
+        raise ValueError(f"a screenshot is uint8 [H, W, 3] from 44 x 44 on, got {image.dtype} {image.shape}")
     return np.ascontiguousarray(image)

@@ -1,8 +1,8 @@
 """Text to token ids and back for the policy and the critics.
 
 `build_tokenizer()` makes the small policy's tokenizer from the strings in this file: a lossless byte-level
-BPE (any string comes back exactly), in which a space is a token of its own, and in which the fixed parts of an
-action text and its two-digit halves of a coordinate are single tokens. A tap is 14 tokens, its end included:
+BPE (any string comes back exactly), in which a space is a token of its own, and in which the fixed parts of
+an action text and the two-digit halves of a coordinate are single tokens. A tap is 14 tokens with its end:
 
     Action Decision: "action_type": "DUAL_POINT", "touch_point": "[ | 0.78 | 52 | , | 0.67 | 79 | ...
 
@@ -12,9 +12,9 @@ action text and its two-digit halves of a coordinate are single tokens. A tap is
     ids = codec.prompt_ids("Previous Actions:  Goal: Open the clock")        # list of int, ends with one EOS
     codec.decode(codec.action_ids('Action Decision: ...'))                    # the same text
 
-Departs from the paper: T5's vocabulary loses `{ } ~`, newlines and double spaces and spends about 90 tokens on
-an action; the small policy has its own. A prompt that is too long is cut on the left as in the paper, but never
-its goal. Text such as "</s>" inside a prompt stays text: only the prompt's end is the end-of-sequence token.
+Departs from the paper: T5's vocabulary loses `{ } ~`, newlines and double spaces and spends about 90 tokens
+on an action; the small policy has its own. A prompt that is too long is cut on the left as in the paper,
+but never its goal. Text such as "</s>" inside a prompt stays text: only its end is the end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ WORDS = (
 
 
 def build_tokenizer(merges: int = 260) -> Tokenizer:
-    """The small policy's tokenizer, the same on every machine: 258 + `merges` + scaffold and number tokens."""
+    """The small policy's tokenizer, the same everywhere: 258 + `merges` + scaffold and number tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

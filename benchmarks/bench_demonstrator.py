@@ -57,7 +57,7 @@ def run_episode(env: AndroidEnv, task: Task, seed: int) -> Episode:
     episode = Episode(task, False, 0, 0, "", [])
     terminated = truncated = False
     while not (terminated or truncated):
-        ui = env.phone.ui()
+        ui = env.judge.screens[-1]      # what the judge saw, even if a slow page has come since
         kind, *args = next_action(task, ui, memory)
         episode.interruptions += bool(INTERRUPTIONS.intersection(ui.texts))
         episode.actions.append(f"{ui.package.rsplit('.', 1)[-1]}: {kind} {args}")

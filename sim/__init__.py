@@ -17,6 +17,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 START_SECONDS = 60.0  # 32 phones take about 1 s; a machine under heavy load gets its time
 
@@ -34,10 +35,16 @@ class Phones:
     serials: list[str]
     pids: list[int]  # the simulator's and the adb server's, to measure them
     process: subprocess.Popen
+    errors: IO[bytes]  # what the simulator said on stderr
 
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def set_latency(self, latency: float) -> None:
+        """Scale the time that inputs take from now on: dialogs, failures and contents stay what they are."""
+        self.process.stdin.write(f"latency {latency:g}\n".encode())
+        self.process.stdin.flush()
 
     def close(self) -> None:
         """Ends phones and adb server; a second call does nothing."""
@@ -49,12 +56,20 @@ class Phones:
             self.process.kill()  # its adb server dies with it
             self.process.wait()
         self.process.stdout.close()
+        if not self.errors.closed:
+            sys.stderr.write(_text(self.errors))  # empty unless the simulated world has a fault
+            self.errors.close()
 
     def __enter__(self) -> Phones:
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def start_phones(
@@ -72,46 +87,34 @@ def start_phones(
     `latency` scales the time an input takes (1: about 1 s with a heavy tail, 0: none); the other numbers are
     probabilities. Raises `PhonesError` with the simulator's own words when it fails.
     """
-    options = {
-        "--num-phones": num_phones,
-        "--seed": seed,
-        "--latency": latency,
-        "--dialogs": dialogs,
-        "--failed-loads": failed_loads,
-        "--slow-loads": slow_loads,
-        "--adb-port": adb_port,
-    }
-    command = [sys.executable, "-m", "sim", "--json", *(f"{name}={value}" for name, value in options.items())]
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-    }
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C here is for us: we end the phones when we are done with them
-        )
-        deadline = threading.Timer(START_SECONDS, process.kill)
-        deadline.start()
-        try:
-            line = process.stdout.readline()
-        finally:
-            deadline.cancel()
-        if line:
-            found = json.loads(line)
-            pids = [process.pid, found["adb_pid"]]
-            return Phones(found["host"], found["port"], found["serials"], pids, process)
-        process.stdin.close()
-        status = process.wait()
-        process.stdout.close()
-        errors.seek(0)
-        tail = errors.read().decode(errors="replace").strip()[-2000:]
-    late = f" (no answer in {START_SECONDS:.0f} s)" if status == -9 else ""
-    raise PhonesError(
-        f"the simulated phones did not start, exit status {status}{late}:\n{tail or 'it said nothing'}"
+    options = dict(num_phones=num_phones, seed=seed, latency=latency, dialogs=dialogs)
+    options |= dict(failed_loads=failed_loads, slow_loads=slow_loads, adb_port=adb_port)
+    command = [sys.executable, "-m", "sim", "--json"]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    path = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    errors = tempfile.TemporaryFile()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        start_new_session=True,  # a Ctrl-C here is for us: we end the phones when we are done with them
     )
+    deadline = threading.Timer(START_SECONDS, process.kill)
+    deadline.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        deadline.cancel()
+    if line:
+        found = json.loads(line)
+        pids = [process.pid, found["adb_pid"]]
+        return Phones(found["host"], found["port"], found["serials"], pids, process, errors)
+    status = process.wait()
+    for stream in (process.stdin, process.stdout):
+        stream.close()
+    with errors:
+        said = _text(errors).strip()[-2000:] or "it said nothing"
+    late = f" (no answer in {START_SECONDS:.0f} s)" if status == -9 else ""
+    raise PhonesError(f"the simulated phones did not start, exit status {status}{late}: {said}")

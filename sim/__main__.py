@@ -64,8 +64,11 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def until_told(stdin: bool) -> None:
-    """Returns at SIGINT or SIGTERM, and with `stdin` also when whoever started us closes it or dies."""
+async def until_told(world, stdin: bool) -> None:
+    """Returns at SIGINT or SIGTERM, and with `stdin` also when whoever started us closes it or dies.
+
+    A line `latency X` on stdin changes the phones' latency.
+    """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -73,7 +76,14 @@ async def until_told(stdin: bool) -> None:
     if stdin:
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        end = asyncio.create_task(reader.read())
+
+        async def obey() -> None:
+            while line := await reader.readline():
+                for phone in world.phones:
+                    phone.latency = scale(line.split()[1].decode())
+            told.set()
+
+        end = asyncio.create_task(obey())
         end.add_done_callback(lambda _: told.set())
     await told.wait()
 
@@ -82,9 +92,9 @@ async def main(args: argparse.Namespace) -> None:
     from sim.world import World  # after the arguments: it loads Pillow and adbutils
 
     options = {k: v for k, v in vars(args).items() if k not in ("json", "num_phones")}
-    # The handlers stand before the start, which a Ctrl-C may interrupt as well.
-    told = asyncio.create_task(until_told(args.json))
     world = World(args.num_phones, **options)
+    # The handlers stand before the start, which a Ctrl-C may interrupt as well.
+    told = asyncio.create_task(until_told(world, args.json))
     start = asyncio.create_task(world.__aenter__())
     await asyncio.wait((told, start), return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
@@ -100,10 +110,14 @@ async def main(args: argparse.Namespace) -> None:
 
 
 def show(world, as_json: bool) -> None:
-    from sim.world import HOST
-
+    """How to reach the phones, for a program or for a person."""
     if as_json:
-        found = {"host": HOST, "port": world.port, "serials": world.serials, "adb_pid": world.server.pid}
+        found = {
+            "host": world.host,
+            "port": world.port,
+            "serials": world.serials,
+            "adb_pid": world.server.pid,
+        }
         print(json.dumps(found), flush=True)
         return
     print(
@@ -117,7 +131,7 @@ def show(world, as_json: bool) -> None:
   adb devices
   adb -s {world.serials[0]} exec-out screencap -p > screen.png
 
-No adb on the PATH? `python -m adbutils` brings one: python -c "import adbutils; print(adbutils.adb_path())"
+adb, if none is on the PATH: {world.adb}
 Ctrl-C ends the phones and this adb server.""",
         flush=True,
     )

@@ -5,9 +5,10 @@ They print what Android 13 prints, as far as the tools that drive phones read it
 window size, rotation, foreground app and hierarchy here. `input` and `screencap` take their time
 (`Phone.delay`), the other commands none.
 
-Departs from a phone: `screencap` is always a PNG; `dumpsys` knows the services in `DUMPS` only; `am broadcast`, `pm grant` and
-`settings` store or print, nothing follows from them; `setprop debug.distrl.seed N` restarts the phone's
-randomness from N."""
+Departs from a phone: `screencap` is always a PNG; `dumpsys` knows the services in `DUMPS` only; `am
+broadcast`, `pm grant` and `settings` store or print, nothing follows from them; `setprop debug.distrl.seed
+N` restarts the phone's randomness from N.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,8 @@ SOURCES = "touchscreen keyboard mouse touchpad dpad stylus trackball gamepad tou
 
 
 def key_code(name: str) -> int:
-    """`66`, `ENTER` or `KEYCODE_ENTER`; what Android does not know is 0, KEYCODE_UNKNOWN."""
-    name = name.upper().removeprefix("KEYCODE_")
-    return int(name) if name.isdigit() and len(name) > 1 else KEYS.get(name, 0)
+    """`66`, `ENTER` or `KEYCODE_ENTER` (but `KEYCODE_3` is the digit); what Android does not know is 0."""
+    return int(name) if name.isdigit() else KEYS.get(name.upper().removeprefix("KEYCODE_"), 0)
 
 
 async def input_(p: Process):
@@ -105,6 +105,12 @@ def _size(p: Process) -> str:
     return f"{p.phone.width}x{p.phone.height}"
 
 
+def _app(p: Process) -> str:
+    """The activity in front, under a dialog that has the focus."""
+    screen = p.phone.stack[-1]
+    return f"{screen.package}/{screen.activity}"
+
+
 def dump_window(p: Process) -> str:
     focus = p.phone.focus_component()
     return (
@@ -114,7 +120,7 @@ def dump_window(p: Process) -> str:
         f"  Display: mDisplayId=0\n"
         f"    init={_size(p)} 160dpi cur={_size(p)} app={_size(p)}\n    mCurrentRotation=0\n"
         f"  mCurrentFocus=Window{{5f3759d u0 {focus}}}\n"
-        f"  mFocusedApp=ActivityRecord{{2b992b u0 {focus} t12}}\n"
+        f"  mFocusedApp=ActivityRecord{{2b992b u0 {_app(p)} t12}}\n"
     )
 
 
@@ -128,13 +134,14 @@ def dump_display(p: Process) -> str:
 
 
 def dump_activity(p: Process) -> str:
-    focus = p.phone.focus_component()
+    app = _app(p)
     if "top" in p.args:
-        return f"TASK 12: id=12\n  ACTIVITY {focus} 2b992b pid=4242\n"
+        return f"TASK 12: id=12\n  ACTIVITY {app} 2b992b pid=4242\n"
     return (
         f"ACTIVITY MANAGER ACTIVITIES (dumpsys activity activities)\nDisplay #0:\n"
-        f"  mResumedActivity: ActivityRecord{{2b992b u0 {focus} t12}}\n"
-        f"  topResumedActivity=ActivityRecord{{2b992b u0 {focus} t12}}\n"
+        f"  mResumedActivity: ActivityRecord{{2b992b u0 {app} t12}}\n"
+        f"  topResumedActivity=ActivityRecord{{2b992b u0 {app} t12}}\n"
+        f"    * Hist #0: ActivityRecord{{2b992b u0 {app} t12}}\n"
     )
 
 

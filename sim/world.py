@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import adbutils
+
 from sim import PhonesError
 from sim.adbd import Device
 from sim.phone import Phone
@@ -79,6 +81,7 @@ class World:
         chances = {"dialogs": dialogs, "failed_loads": failed_loads, "slow_loads": slow_loads}
         self.phones = [Phone(i, seed=seed, latency=latency, **chances) for i in range(num_phones)]
         self.port, self.serials = adb_port, []
+        self.host, self.adb = HOST, adbutils.adb_path()
         self._chosen = adb_port != 0
         self._listeners: list[asyncio.Server] = []
         self.server: subprocess.Popen | None = None
@@ -97,20 +100,29 @@ class World:
 
     async def _start(self) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="sim-adb-"))
-        self._start_server()
         for phone in self.phones:
             listener = bind()
             self.serials.append(f"{HOST}:{listener.getsockname()[1]}")
             self._listeners.append(
                 await asyncio.start_server(Device(phone).serve, sock=listener, limit=1 << 20)
             )
-        await self._until(self._listening, "listen")
+        await self._start_server()
         await asyncio.gather(*(self._connect(serial) for serial in self.serials))
         await self._until(self._online, "see all phones")
 
-    def _start_server(self) -> None:
-        import adbutils  # here: 0.2 s
+    async def _start_server(self) -> None:
+        """On a free port another process may be quicker: then another one is tried."""
+        for last in (self._chosen, self._chosen, True):
+            self._launch_server()
+            try:
+                await self._until(self._listening, "listen")
+                return
+            except PhonesError:
+                if last or self.server.poll() is None:
+                    raise
+                self.port = 0
 
+    def _launch_server(self) -> None:
         try:
             with bind(self.port) as probe:
                 self.port = probe.getsockname()[1]
@@ -128,7 +140,7 @@ class World:
         }
         with open(self._home / "adb.log", "wb") as log:
             self.server = subprocess.Popen(
-                [adbutils.adb_path(), "-P", str(self.port), "nodaemon", "server"],
+                [self.adb, "-P", str(self.port), "nodaemon", "server"],
                 env={**inherited, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -139,12 +151,15 @@ class World:
 
     async def _until(self, condition, what: str) -> None:
         deadline = time.monotonic() + SERVER_SECONDS
-        while not await condition():
+        while True:
+            fulfilled = await condition()  # before the look at the server: another's may have answered
             if self.server.poll() is not None:
                 log = (self._home / "adb.log").read_text(errors="replace").strip()[-500:]
                 raise PhonesError(
                     f"the adb server on port {self.port} ended with {self.server.returncode}: {log}"
                 )
+            if fulfilled:
+                return
             if time.monotonic() > deadline:
                 raise PhonesError(
                     f"the adb server on port {self.port} did not {what} in {SERVER_SECONDS:.0f} s"

@@ -8,7 +8,7 @@ from sim import start_phones
 
 @pytest.fixture(scope="session")
 def phones():
-    """`phones.host`, `.port`, `.serials`: no latency, no dialogs, no failed loads. Leave them as you found them."""
+    """`phones.host`, `.port`, `.serials`: no latency, no dialogs, no failed loads. Leave them as found."""
     with start_phones(2, seed=0, latency=0.0, dialogs=0.0, failed_loads=0.0, slow_loads=0.0) as running:
         yield running
 

@@ -52,11 +52,12 @@ def make_run(folder, n=300):
     low, high = report.wilson_interval(0.78 * 256, 256)
     families = {f: {"warmup": 0.2 + 0.05 * i, "final": 0.6 + 0.05 * i, "n": 43}
                 for i, f in enumerate(FAMILIES)}
-    total = {"warmup_success_rate": 0.41, "success_rate": 0.78, "ci95": [low, high], "n": 256,
-             "families": families}
-    results = {**total, "unjudged": 0, "trajectories": 271, "wall_seconds": 620.0, "task_set": "general",
-               "judge": "rules", "seed": 1, "versions": {"torch": "2.13.0"},
-               "greedy": total | {"success_rate": 0.8}, "sampled": total}
+    final = {"success_rate": 0.78, "ci95": [low, high], "n": 256, "unjudged": 0}
+    modes = {mode: {"warmup": {"success_rate": 0.41, "ci95": [0.35, 0.47], "n": 256}, "final": final}
+             for mode in ("greedy", "sampled")}
+    results = {"warmup_success_rate": 0.41, **final, **modes, "families": families, "trajectories": 271,
+               "wall_seconds": 900.0, "train_seconds": 620.0, "task_set": "general",
+               "judge": "rules", "seed": 1, "versions": {"torch": "2.13.0"}}
     (folder / "results.json").write_text(json.dumps(results))
     return folder
 
@@ -157,7 +158,7 @@ def test_an_empty_start(tmp_path):
 
 def test_success_curve_and_clock(run):
     full = report.read_run(run)
-    entries = report.training_entries(full)
+    entries = full.training()
     assert len(entries) == 271
     minutes = report.minutes_of(full, entries)
     assert minutes == sorted(minutes)
@@ -169,7 +170,8 @@ def test_success_curve_and_clock(run):
         (0, 1), (2, 0.5), (3, 0.5), (4, 0.5)]
     points = report.evaluations(full)
     assert [point[5] for point in points] == ["before", "", "", "after"]
-    assert points[0][1:3] == (0, 0.41) and points[-1][1:3] == (271, 0.78)
+    assert points[0][1:4] == (0, 0.41, 0.35)
+    assert points[-1][:3] == (pytest.approx(620 / 60), 271, 0.78)
 
 
 def test_command_line(run, tmp_path):

@@ -1,4 +1,4 @@
-"""Screen features: what a cell holds, what a tap's change does to it, and BLIP-2's loader on a small checkpoint."""
+"""Screen features: what a cell holds, any screen size, and BLIP-2's loader on a small checkpoint."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_a_plain_screen_has_its_colour_and_no_contrast():
 
 def test_text_shows_as_contrast_where_it_is():
     image = np.full((480, 270, 3), 255, np.uint8)
-    image[240:262:2, 100:140] = 0                      # stripes of two rows are averaged out, of one not all
+    image[240:262:2, 100:140] = 0  # stripes of two rows are averaged out, of one not all
     image[300:340:8, 17:34] = 0
     features = cells(image)
     assert features[14, 1, 3] > 0 and features[2, 2, 3] == -1
@@ -30,7 +30,7 @@ def test_text_shows_as_contrast_where_it_is():
 @pytest.mark.parametrize("shape", [(480, 270), (960, 540), (2280, 1080), (1080, 2280), (1500, 200), (44, 44)])
 def test_any_screen_size_gives_the_same_halves(shape):
     image = np.zeros((*shape, 3), np.uint8)
-    image[: shape[0] // 2, :, 0] = 255                 # the upper half red
+    image[: shape[0] // 2, :, 0] = 255  # the upper half red
     features = cells(image)
     assert (features[:10, :, 0] > 0.99).all() and (features[12:, :, 0] < -0.99).all()
 
@@ -45,12 +45,32 @@ def blip2(hidden):
     from transformers import Blip2Config, Blip2ForConditionalGeneration
 
     config = Blip2Config(
-        vision_config=dict(hidden_size=hidden, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-                           image_size=28, patch_size=14),
-        qformer_config=dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-                            encoder_hidden_size=hidden),
-        text_config=dict(model_type="opt", vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-                         ffn_dim=8, word_embed_proj_dim=8, max_position_embeddings=16),
+        vision_config=dict(
+            hidden_size=hidden,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=28,
+            patch_size=14,
+        ),
+        qformer_config=dict(
+            vocab_size=8,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            encoder_hidden_size=hidden,
+        ),
+        text_config=dict(
+            model_type="opt",
+            vocab_size=16,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            ffn_dim=8,
+            word_embed_proj_dim=8,
+            max_position_embeddings=16,
+        ),
         num_query_tokens=2,
     )
     return Blip2ForConditionalGeneration(config).eval()

@@ -7,8 +7,10 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
@@ -206,6 +208,40 @@ def test_unquoted_text_expands_as_in_a_real_shell(device):
 # ---- the shell by itself
 
 
+def test_setprop_starts_the_randomness_anew():
+    phone = NoPhone()
+    phone.props, phone.reseed, seeds = dict(phone.props), lambda seed: seeds.append(seed), []
+    out = bytearray()
+    line = "setprop debug.distrl.seed 12; setprop debug.distrl.seed x || getprop debug.distrl.seed"
+    assert asyncio.run(Shell(phone, Files()).run(line, out.extend, out.extend)) == 0
+    assert seeds == [12]
+    assert out.decode() == "setprop: debug.distrl.seed must be a whole number, not 'x'\n12\n"
+
+
+def test_an_unwatched_and_a_cut_command_leave_the_phone_usable(phones, device):
+    with device.open_transport() as connection:
+        connection.send_command("shell:sleep 20; input keyevent HOME")
+        connection.check_okay()
+    assert device.shell("echo still here") == "still here"
+
+
+def test_a_terminal_gets_a_prompt_and_an_echo(phones):
+    with device_stream(phones, "shell,v2,TERM=xterm,pty:") as stream:
+        for line in (b"ecj\x7fho hi\r", b"exit 4\r"):
+            stream.sendall(struct.pack("<BI", 0, len(line)) + line)
+        data = b"".join(iter(lambda: stream.recv(4096), b""))
+    assert data.endswith(struct.pack("<BIB", 3, 1, 4))
+    assert b"hi\r\n" in data and b":/ $ " in data
+
+
+def device_stream(phones, service: str) -> socket.socket:
+    stream = socket.create_connection((phones.host, phones.port), timeout=10)
+    for request in (f"host:transport:{phones.serials[0]}", service):
+        stream.sendall(f"{len(request):04x}{request}".encode())
+        assert stream.recv(4, socket.MSG_WAITALL) == b"OKAY"
+    return stream
+
+
 class NoPhone:
     props = {"ro.product.device": "none"}
 
@@ -284,7 +320,8 @@ def test_phones_and_server_die_with_their_parent():
     assert all(gone(pid) for pid in pids)
 
 
-def test_the_adb_server_dies_with_a_killed_simulator():
+def test_the_adb_server_dies_with_a_killed_simulator(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for what is left behind
     phones = sim.start_phones(1, latency=0.0)
     phones.process.kill()
     assert gone(phones.pids[1])
@@ -339,3 +376,19 @@ def test_importing_sim_is_cheap():
     code = "import sim, sys, json; print(json.dumps([m for m in ('PIL', 'adbutils') if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_latency_can_be_changed_while_the_phones_run():
+    with sim.start_phones(1, latency=0.0, dialogs=0.0) as phones:
+        device = adbutils.AdbClient(host=phones.host, port=phones.port).device(phones.serials[0])
+
+        def seconds(count: int) -> float:
+            began = time.monotonic()
+            for _ in range(count):
+                device.shell("input keyevent 3")
+            return time.monotonic() - began
+
+        seconds(1)
+        fast = seconds(5)
+        phones.set_latency(1.0)  # 5 inputs take about 5 s, the shortest of them far above 10 ms
+        assert seconds(5) > fast + 0.5

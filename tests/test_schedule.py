@@ -1,0 +1,52 @@
+"""What is played next: families in turn, evaluations first, lost evaluation episodes again."""
+
+from collections import Counter
+
+from schedule import Schedule
+from tasks import generate_tasks
+
+
+def make(seed: int = 1) -> Schedule:
+    return Schedule(generate_tasks("train", 360, seed=0), seed)
+
+
+def test_nothing_to_play_before_training():
+    assert make().next() is None
+
+
+def test_every_family_is_drawn_as_often():
+    schedule = make()
+    schedule.training = True
+    families = Counter(schedule.next().task.family for _ in range(180))
+    assert set(families.values()) == {10}
+
+
+def test_evaluations_go_first_and_in_order_greedy_and_sampled():
+    schedule, tasks = make(), generate_tasks("test", 5, seed=0)
+    schedule.training = True
+    assert schedule.evaluate(tasks, "final", (True, False), seed=3) == 10
+    episodes = [schedule.next() for _ in range(11)]
+    assert [e.task for e in episodes[:5]] == tasks == [e.task for e in episodes[5:10]]
+    assert [e.greedy for e in episodes[:10]] == [True] * 5 + [False] * 5
+    assert {e.split for e in episodes[:10]} == {"final"} and episodes[10].split == "train"
+    assert len({e.seed for e in episodes[:5]}) == 5
+
+
+def test_a_lost_evaluation_episode_is_played_again_a_training_one_is_not():
+    schedule = make()
+    schedule.training = True
+    schedule.lost(schedule.next())
+    schedule.evaluate(generate_tasks("test", 2, seed=0), "final", (True,), seed=0)
+    first = schedule.next()
+    schedule.lost(first)
+    assert schedule.next() == first
+    assert schedule.next().number == 1 and schedule.next().split == "train"
+
+
+def test_resumes_where_it_stood():
+    one, two = make(), make(seed=99)
+    one.training = two.training = True
+    for _ in range(7):
+        one.next()
+    two.load_state_dict(one.state_dict())
+    assert [one.next() for _ in range(9)] == [two.next() for _ in range(9)]

@@ -1,0 +1,59 @@
+"""Weights in shared memory: whole, in order, and refused when they do not fit."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from shared_weights import SharedWeights
+
+CONTEXT = multiprocessing.get_context("forkserver")
+SIZE = 200_000
+
+
+def poll(weights: SharedWeights, last: int, results) -> None:
+    """Reads until version `last`; reports every (version, smallest, largest) that it saw."""
+    array, version, seen = np.zeros(SIZE, np.float32), 0, []
+    while version < last:
+        newer = weights.read([array], newer_than=version)
+        if newer != version:
+            seen.append((newer, float(array.min()), float(array.max())))
+            version = newer
+    results.send(seen)
+
+
+def test_e12_no_reader_sees_half_an_update():
+    weights, readers = SharedWeights(CONTEXT, SIZE), []
+    for _ in range(3):
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=poll, args=(weights, 200, theirs), daemon=True)
+        process.start()
+        readers.append((process, ours))
+    for version in range(1, 201):
+        assert weights.publish([np.full(SIZE, version, np.float32)]) == version
+    for process, ours in readers:
+        assert ours.poll(30), "a reader never saw the last version"
+        seen = ours.recv()
+        process.join(10)
+        assert seen and all(low == high == version for version, low, high in seen)
+        assert [v for v, _, _ in seen] == sorted({v for v, _, _ in seen})
+
+
+def test_read_keeps_the_arrays_when_nothing_is_newer():
+    weights, array = SharedWeights(CONTEXT, 3), np.full(3, 7, np.float32)
+    assert weights.read([array]) == 0 and (array == 7).all()
+    weights.publish([np.arange(2, dtype=np.float32), np.float32([5])])
+    assert weights.read([array]) == 1 and array.tolist() == [0, 1, 5]
+    array[:] = 9
+    assert weights.read([array], newer_than=1) == 1 and (array == 9).all()
+
+
+def test_arrays_of_another_size_and_old_versions_are_refused():
+    weights = SharedWeights(CONTEXT, 3)
+    with pytest.raises(ValueError, match="4 numbers in 1 arrays, but the shared buffers hold 3"):
+        weights.publish([np.zeros(4, np.float32)])
+    weights.publish([np.zeros(3, np.float32)], version=41)  # a resumed run goes on counting
+    with pytest.raises(ValueError, match="not newer than the published 41"):
+        weights.publish([np.zeros(3, np.float32)], version=41)
+    with pytest.raises(ValueError, match="overwrite the buffer"):
+        weights.publish([np.zeros(3, np.float32)], version=43)
