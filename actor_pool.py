@@ -42,7 +42,8 @@ class _Slot:
     pending: list[Episode] = field(default_factory=list)  # handed over, oldest first, not yet finished
     ready: bool = False
     heard: float = 0.0
-    failures: int = 0
+    failures: int = 0  # deaths in a row, without a trajectory in between
+    said: str = ""  # what went wrong with its phone, in its own words
     retry_at: float = 0.0
 
 
@@ -51,7 +52,7 @@ class ActorPool:
 
     next_episode() -> Episode | None       called from the pool's thread; None: nothing to do now
     on_trajectory(episode, data: bytes)    called from the pool's thread with `Trajectory.to_bytes()`
-    on_lost(episode)                       the worker that played it died
+    on_lost(episode)                       the worker that played it died; from the pool's thread
     """
 
     AHEAD = 2  # episodes a worker holds, so that it never waits for the main process
@@ -104,7 +105,7 @@ class ActorPool:
             self._stop.wait(0.02)
 
     def stop(self) -> None:
-        """End every child process. Nothing that was reported is lost: `on_trajectory` has returned for it."""
+        """End every child process. `on_trajectory` has been called for all that was finished."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
@@ -116,6 +117,13 @@ class ActorPool:
             process.join(timeout=3)
             if process.is_alive():
                 process.kill()
+                process.join(timeout=3)
+        if self.error is None and not self._thread.is_alive():
+            try:
+                for slot in self._slots:
+                    self._drain(slot)
+            except Exception as error:  # as in `_run`
+                self.error = error
 
     @property
     def alive(self) -> int:
@@ -151,7 +159,8 @@ class ActorPool:
                         slot.process.kill()
                         self._bury(slot, f"silent for {self._timeout:.0f} s")
         except Exception as error:  # the thread's last words must reach the main thread
-            self.error = error
+            if not self._stop.is_set():
+                self.error = error
 
     def _hear_server(self, ready) -> None:
         if ready is self._control:
@@ -181,7 +190,7 @@ class ActorPool:
         for slot in self._slots:
             if slot.process is None and time.monotonic() >= slot.retry_at:
                 self._spawn(slot)
-        if all(slot.failures >= 6 and slot.process is None for slot in self._slots):
+        if all(slot.failures >= 6 for slot in self._slots):
             raise RuntimeError(f"no worker can be kept alive; the last one: {self.last_error}")
 
     def _spawn(self, slot: _Slot) -> None:
@@ -191,10 +200,13 @@ class ActorPool:
             target=worker, args=(slot.index, slot.address, self._env_options, theirs, to_server), daemon=True
         )
         slot.process.start()
-        self._control.send(server_end)
+        try:
+            self._control.send(server_end)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the policy server has just died; `_ensure_processes` will see it and replace the workers too
         for end in (theirs, to_server, server_end):
             end.close()
-        slot.heard, slot.ready = time.monotonic(), False
+        slot.heard, slot.ready, slot.said = time.monotonic(), False, ""
 
     def _feed(self, slot: _Slot) -> None:
         while slot.ready and len(slot.pending) < self.AHEAD:
@@ -214,30 +226,39 @@ class ActorPool:
         except (EOFError, ConnectionResetError, OSError):
             return self._bury(slot, "its pipe closed")
         slot.heard = time.monotonic()
+        self._take(slot, kind, content)
+
+    def _take(self, slot: _Slot, kind: str, content) -> None:
         if kind == "ready":
             slot.ready = True
         elif kind == "step":
             self.env_steps += 1
         elif kind == "phone_error":
-            self.last_error = content
+            slot.said = self.last_error = content
         elif kind == "trajectory":
             slot.failures = 0
             self._on_trajectory(slot.pending.pop(0), content)
 
-    def _bury(self, slot: _Slot, why: str) -> None:
-        """A worker is gone: take what it still had to say, give its episodes away, plan its successor."""
-        while slot.episodes is not None and slot.episodes.poll():
+    def _drain(self, slot: _Slot) -> None:
+        """Take what a worker that has ended still had to say."""
+        while slot.episodes is not None:
             try:
+                if not slot.episodes.poll():
+                    return
                 kind, content = slot.episodes.recv()
             except (EOFError, OSError):
-                break
-            if kind == "trajectory":
-                self._on_trajectory(slot.pending.pop(0), content)
-            elif kind == "phone_error":
-                self.last_error = content
-        slot.process.join(timeout=5)
-        if not self.last_error or why != "its pipe closed":
-            self.last_error = self.last_error or f"worker of {slot.address.serial}: {why}"
+                return
+            self._take(slot, kind, content)
+
+    def _bury(self, slot: _Slot, why: str) -> None:
+        """A worker is gone: take what it still had to say, give its episodes away, plan its successor."""
+        slot.process.join(timeout=1)
+        if slot.process.is_alive():  # a closed pipe, but no end
+            slot.process.kill()
+            slot.process.join(timeout=5)
+        self._drain(slot)
+        why = f"exit code {slot.process.exitcode}" if why == "its pipe closed" else why
+        self.last_error = f"worker {slot.index} on {slot.address.serial}: {why}" + (slot.said and f", after {slot.said}")
         slot.episodes.close()
         slot.process = slot.episodes = None
         slot.ready = False

@@ -52,10 +52,13 @@ class Learner:
         self.critic_steps = 0  # updates of the critics alone, before the first of the policy
         self.updates = 0  # updates of the policy
         self.seen = 0  # trajectories ever added
-        self.non_finite = 0  # updates skipped in a row because the loss was not finite
+        self.skipped = 0  # steps of an optimiser that were skipped because something was not finite
+        self._in_a_row = {self.policy_optimizer: 0, self.critic_optimizer: 0}
 
     def add(self, trajectory: Trajectory, id: int) -> None:
         """Give a judged trajectory to the replay, at the highest priority in use."""
+        if trajectory.success is None:
+            raise ValueError(f"trajectory {id} has no verdict: it must not be trained on as a failure")
         self.replay.add(trajectory, id=id)
         self.seen += 1
 
@@ -63,7 +66,7 @@ class Learner:
     def ready(self) -> bool:
         """Is there enough new data for another update?"""
         config = self.config
-        if self.seen < config.learning_starts:
+        if self.seen < max(1, config.learning_starts):
             return False
         if self.critic_steps < config.critic_warmup:
             return True
@@ -137,6 +140,8 @@ class Learner:
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
         logits, values = self._values(batch)
+        if not logits.isfinite().all():
+            return self._skip(self.critic_optimizer, "the critic's output")
         # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
         targets, _ = self._targets(batch, torch.zeros_like(batch["rewards"]), values)
         step_logits = torch.zeros(*mask.shape, 2)
@@ -158,6 +163,8 @@ class Learner:
         log_rho = (logprob - batch["behavior_logprob"]).detach()
         with torch.no_grad():
             _, values = self._values(batch)
+            if not (logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()):
+                return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value")
             targets, advantages = self._targets(batch, log_rho, values)
             advantages = aride.normalise_advantages(
                 advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
@@ -180,15 +187,19 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.MAX_GRAD_NORM))
         if np.isfinite(norm) and torch.isfinite(loss):
             optimizer.step()
-            self.non_finite = 0
+            self._in_a_row[optimizer] = 0
         else:
-            self.non_finite += 1
-            if self.non_finite >= 3:
-                raise FloatingPointError(
-                    f"the loss was not finite three times in a row (loss {float(loss)}, gradient norm {norm}): "
-                    "lower --learning-rate"
-                )
+            self._skip(optimizer, f"the loss ({float(loss)}) or its gradient's norm ({norm})")
         return norm
+
+    def _skip(self, optimizer: torch.optim.Optimizer, what: str) -> dict[str, float]:
+        """Leave this step out: no parameter and no optimiser state changes. The third time in a row ends the run."""
+        self.skipped += 1
+        self._in_a_row[optimizer] += 1
+        if self._in_a_row[optimizer] >= 3:
+            flag = "--learning-rate" if optimizer is self.policy_optimizer else "--critic-learning-rate"
+            raise FloatingPointError(f"{what} was not finite three times in a row: lower {flag}")
+        return {}
 
     def _set_priorities(self, batch: dict, log_rho, entropy, targets, values) -> None:
         mask = batch["mask"]
@@ -197,7 +208,7 @@ class Learner:
         w1, w2, w3 = self.config.priority_weights
         priorities = aride.trajectory_priorities(
             td_error=td_error, rho=rho, entropy=entropy, mask=mask, w_td=w1, w_rho=w2, w_entropy=w3,
-            rho_clip=self.config.rho_clip,
+            rho_clip=10.0,  # the mean of unclipped ratios belongs to one stale step
         )  # fmt: skip
         self.replay.update_priorities(batch["ids"], priorities.numpy())
 
@@ -229,7 +240,15 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict, fetch) -> None:
-        """Inverse of `state_dict`; `fetch(id)` gives back a trajectory."""
+        """Inverse of `state_dict`; `fetch(id)` gives back a trajectory. ValueError: a policy of another size."""
+        here, there = self.policy.state_dict(), state["policy"]
+        wrong = [
+            f"{name}: {tuple(there[name].shape) if name in there else 'nothing'} in the checkpoint, {tuple(here[name].shape)} here"
+            for name in here
+            if name not in there or there[name].shape != here[name].shape
+        ]
+        if wrong:
+            raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.trajectory_critic.load_state_dict(state["trajectory_critic"])

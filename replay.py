@@ -35,7 +35,7 @@ import numpy as np
 
 
 class NotEnoughData(RuntimeError):
-    """The buffer cannot fill a batch yet: collect more first."""
+    """Nothing, or too little, to draw from yet."""
 
 
 @dataclass(eq=False)
@@ -76,15 +76,12 @@ class Trajectory:
         if not steps or not (self.terminated or self.truncated):
             raise ValueError(f"a trajectory of {steps} actions, terminated {self.terminated}, truncated "
                              f"{self.truncated}: it needs an action and an end (one cut short is truncated)")
-        for name, extra in (("prompts", 1), ("features", 1), ("token_ids", 0), ("logprobs", 0)):
-            if len(getattr(self, name)) != steps + extra:
-                raise ValueError(f"{steps} actions need {steps + extra} {name}, got {len(getattr(self, name))}"
-                                 + extra * " (the last: what was seen after the last action)")
-        for name in ("rewards", "invalid", "policy_version"):
-            if getattr(self, name).shape != (steps,):
-                raise ValueError(f"{name} must be [{steps}], one an action, got {getattr(self, name).shape}")
-        if self.features.ndim != 2:
-            raise ValueError(f"features must be [T+1, F], got {self.features.shape}")
+        for name in ("prompts", "features", "token_ids", "logprobs", "rewards", "invalid", "policy_version"):
+            x, want = getattr(self, name), steps + (name in ("prompts", "features"))
+            shape = x.shape if isinstance(x, np.ndarray) else (len(x),)
+            if shape[:1] != (want,) or len(shape) != 1 + (name == "features"):
+                raise ValueError(f"{steps} actions need {want} {name}, got {shape} (prompts and features "
+                                 "[T+1, F] have one more: what was seen after the last action)")
         for name in ("features", "rewards"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"{name} holds NaN, infinities or more than {getattr(self, name).dtype} can")
@@ -124,7 +121,7 @@ class Trajectory:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Trajectory":
-        """The inverse of `to_bytes`; anything else, a damaged copy too, is a ValueError."""
+        """The inverse of `to_bytes`; any other bytes are a ValueError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
@@ -161,19 +158,18 @@ def pad_batch(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return out
 
 
-_FAN = 16
+_FAN = 16  # children of a node
 _BEFORE = np.tri(_FAN, k=-1)[::-1].T.copy()  # row @ _BEFORE: column j = the mass left of child 15 - j
-_TOP = 4096  # up to here a cumulative sum beats another level
-_MAX_MASS = 1e200  # sums of these stay finite
+_TOP, _MAX_MASS = 4096, 1e200  # beyond: another level beats a cumulative sum; sums may overflow
 
 
 class SumTree:
     """Masses of `capacity` entries, drawn in proportion: set and draw 256 of 2^20 in under 100 us.
 
     Leaves in rows of 16, each level the row sums of the one below, the top level (<= 4096) by cumulative sum
-    and binary search. Parents are recomputed from children, never adjusted by differences: no drift, and equal
-    masses give equal trees, bit for bit. An entry of mass 0 is never drawn, not even at the right edge, where
-    rounding can reach past the last mass.
+    and binary search. Parents are recomputed from children, never adjusted by differences: no drift, and
+    equal masses give equal trees, bit for bit. An entry of mass 0 is never drawn, not even at the right edge,
+    where rounding can reach past the last mass.
     """
 
     def __init__(self, capacity: int):
@@ -184,26 +180,18 @@ class SumTree:
         while capacity > _TOP:
             capacity = -(-capacity // _FAN)
             self._rows.append(np.zeros((capacity, _FAN)))
-        self._top = np.zeros(capacity)
-        self._levels = [*(rows.reshape(-1) for rows in self._rows), self._top]  # the same memory, flat
+        self._levels = [*(rows.reshape(-1) for rows in self._rows), np.zeros(capacity)]  # the same memory
         self._sums = np.zeros(capacity + 1)  # cumulative, of the top level, from 0
-        self._fresh = True
-
-    def _cumulative(self) -> np.ndarray:
-        if not self._fresh:
-            self._top.cumsum(out=self._sums[1:])
-            self._fresh = True
-        return self._sums
 
     def _indices(self, indices) -> np.ndarray:
         indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         if indices.size and indices.view(np.uint64).max() >= self.capacity:  # unsigned, negatives are huge
-            raise IndexError(f"indices must be in [0, {self.capacity}), got {indices.min()} .. {indices.max()}")
+            raise IndexError(f"indices must be in [0, {self.capacity}), got {indices.tolist()[:9]}")
         return indices
 
     @property
     def total(self) -> float:
-        return float(self._cumulative()[-1])
+        return float(self._sums[-1])
 
     def get(self, indices) -> np.ndarray:
         return self._levels[0][self._indices(indices)]
@@ -219,16 +207,14 @@ class SumTree:
         for rows, parents in zip(self._rows, self._levels[1:], strict=True):
             indices = indices >> 4
             parents[indices] = np.add.reduce(rows.take(indices, 0), 1)
-        self._fresh = False
+        self._levels[-1].cumsum(out=self._sums[1:])
 
     def find(self, prefixes) -> np.ndarray:
         """The entry in which each prefix of the total mass falls: [n] in [0, total] -> int64 [n]."""
         x = np.atleast_1d(np.asarray(prefixes, dtype=np.float64))
-        sums = self._cumulative()
-        if not sums[-1] > 0:
-            raise ValueError("every mass is 0: nothing can be drawn")
-        if not (x.min() >= 0 and x.max() <= sums[-1] * (1 + 1e-12)):
-            raise ValueError(f"prefixes must be in [0, {sums[-1]}], got {x.min()} to {x.max()}")
+        sums = self._sums
+        if not (sums[-1] > 0 and x.min() >= 0 and x.max() <= sums[-1] * (1 + 1e-12)):
+            raise ValueError(f"prefixes {x.min()} to {x.max()} must be in [0, {sums[-1]}], the mass, > 0")
         node = sums[1:].searchsorted(x, side="right")
         node = np.minimum(node, sums[1:].searchsorted(sums[-1]))  # the last node with any mass
         x = x - sums[node]
@@ -247,7 +233,7 @@ class SumTree:
         return node
 
     def sample(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """n entries with replacement, one from each n-th of the total mass: less variance, same expectation."""
+        """n entries with replacement, one from each n-th of the total mass (less variance)."""
         return self.find((np.arange(n) + rng.random(n)) * (self.total / n))
 
 
@@ -261,17 +247,19 @@ class PrioritizedReplay:
 
     def __init__(self, capacity: int, *, alpha: float = 0.5, eps: float = 1e-6, seed: int = 0,
                  min_trajectories: int = 1, max_trajectories: int | None = None):
-        if not (0 <= alpha < math.inf and 0 <= eps < math.inf):
-            raise ValueError(f"alpha and eps must be finite and >= 0, got {alpha} and {eps}")
+        if not (0 <= alpha <= 1 and 0 <= eps <= 1):
+            raise ValueError(f"alpha and eps must be in [0, 1], got {alpha} and {eps}")
         slots = capacity if max_trajectories is None else min(capacity, max_trajectories)
         if not 1 <= min_trajectories <= slots:
             raise ValueError(f"min_trajectories {min_trajectories} must be in [1, {slots}], the most held")
         self.capacity, self.alpha, self.eps, self.min_trajectories = capacity, alpha, eps, min_trajectories
+        self._build = {"capacity": capacity, "alpha": alpha, "eps": eps, "slots": slots}
         self._rng = np.random.default_rng(seed)
         self._lock = threading.RLock()
-        self._clear(slots)
+        self._clear()
 
-    def _clear(self, slots: int):
+    def _clear(self):
+        slots = self._build["slots"]
         self._tree = SumTree(slots)
         self._slot: dict[int, int] = {}  # id -> slot in a ring, oldest first
         self._trajectories: list[Trajectory | None] = [None] * slots
@@ -280,8 +268,7 @@ class PrioritizedReplay:
         self._next_slot = self._next_id = 0
         self.num_transitions = self.added = self.evicted = self.stale_updates = 0
 
-    def __len__(self) -> int:
-        """Trajectories held."""
+    def __len__(self) -> int:  # trajectories
         return len(self._slot)
 
     @property
@@ -294,8 +281,8 @@ class PrioritizedReplay:
         return (self._next_slot - len(self) + np.arange(len(self))) % self._tree.capacity
 
     def _masses(self, priorities: np.ndarray) -> np.ndarray:
-        if not ((priorities >= 0) & (priorities < math.inf)).all():
-            raise ValueError(f"priorities must be finite and >= 0, got {priorities.tolist()}")
+        if not ((priorities >= 0) & (priorities <= _MAX_MASS)).all():
+            raise ValueError(f"priorities must be in [0, {_MAX_MASS:g}], got {priorities.tolist()}")
         return (priorities + self.eps) ** self.alpha
 
     def add(self, trajectory: Trajectory, *, id: int | None = None, priority: float | None = None,
@@ -307,6 +294,8 @@ class PrioritizedReplay:
         steps = len(trajectory)
         if steps > self.capacity:
             raise ValueError(f"a trajectory of {steps} steps exceeds the capacity of {self.capacity} steps")
+        if not math.isfinite(value):
+            raise ValueError(f"value must be finite, got {value}")
         with self._lock:
             id = self._next_id if id is None else int(id)
             if id in self._slot:
@@ -350,14 +339,12 @@ class PrioritizedReplay:
             masses = np.ones(len(slots)) if uniform else self._tree.get(slots)
             if not masses.any():
                 raise NotEnoughData("every priority is 0: set eps > 0 or update the priorities")
-            if uniform or top is not None:  # a tree over the candidates
+            tree = self._tree
+            if uniform or top is not None:  # one over the candidates only
                 tree = SumTree(len(slots))
                 tree.set(np.arange(len(slots)), masses)
-                drawn = tree.sample(self._rng, batch)
-                chosen = slots[drawn]
-            else:
-                tree = self._tree
-                chosen = drawn = tree.sample(self._rng, batch)
+            drawn = tree.sample(self._rng, batch)
+            chosen = drawn if tree is self._tree else slots[drawn]
             weights = (tree.get(drawn) / masses[masses > 0].min()) ** -beta
             return self._ids[chosen], [self._trajectories[s] for s in chosen], weights.astype(np.float32)
 
@@ -368,50 +355,42 @@ class PrioritizedReplay:
             return np.array(held, np.int64), [self._trajectories[self._slot[id]] for id in held]
 
     def update_priorities(self, ids, priorities, *, values=None) -> int:
-        """Set priorities, and V_traj if given, of the ids still held, of a repeated id the last; how many were.
-
-        One bad number is a ValueError and none is set.
-        """
-        priorities = np.asarray(priorities, dtype=np.float64)
-        masses = self._masses(priorities)
-        values = None if values is None else np.asarray(values, dtype=np.float64)
-        if any(x.shape != (len(ids),) or not np.isfinite(x).all() for x in (priorities, values) if x is not None):
-            raise ValueError(f"{len(ids)} ids need as many finite numbers, got {priorities} and {values}")
+        """Set priorities (and V_traj) of the ids still held, all or, on a bad one, none; returns how many."""
+        numbers = [np.asarray(x, dtype=np.float64) for x in (priorities, values) if x is not None]
+        if any(x.shape != (len(ids),) or not np.isfinite(x).all() for x in numbers):
+            raise ValueError(f"{len(ids)} ids need as many finite priorities (and values), got {numbers}")
+        masses = self._masses(numbers[0])
         with self._lock:
             keep = [i for i, id in enumerate(ids) if int(id) in self._slot]
             slots = [self._slot[int(ids[i])] for i in keep]
             self._tree.set(slots, masses[keep])
-            self._priorities[slots] = priorities[keep]
-            if values is not None:
-                self._values[slots] = values[keep]
+            for held, given in zip((self._priorities, self._values), numbers, strict=False):
+                held[slots] = given[keep]
             self.stale_updates += len(ids) - len(keep)
             return len(keep)
 
     def state_dict(self) -> dict:
-        """All but the trajectories, which the journal has, as plain lists and numbers (JSON, `torch.save`)."""
+        """All but the trajectories, which the journal has: plain lists and numbers (JSON, `torch.save`)."""
         with self._lock:
             live = self._live()
-            return {"build": self._build(), "rng": self._rng.bit_generator.state,
-                    "ids": self._ids[live].tolist(), "priorities": self._priorities[live].tolist(),
-                    "values": self._values[live].tolist(), "masses": self._tree.get(live).tolist(),
-                    **{name: getattr(self, name) for name in _COUNTERS}}
-
-    def _build(self) -> dict:
-        return {"capacity": self.capacity, "alpha": self.alpha, "eps": self.eps, "slots": self._tree.capacity}
+            lists = {"ids": self._ids[live], "priorities": self._priorities[live],
+                     "values": self._values[live], "masses": self._tree.get(live)}
+            return {"build": self._build, "rng": self._rng.bit_generator.state,
+                    **{k: x.tolist() for k, x in lists.items()}, **{k: getattr(self, k) for k in _COUNTERS}}
 
     def load_state_dict(self, state: dict, fetch: Callable[[int], Trajectory]) -> None:
         """Go on, bit for bit, where `state_dict` was taken; `fetch(id)` gives each trajectory back."""
-        if state["build"] != self._build():
-            raise ValueError(f"the saved replay is {state['build']}, this {self._build()}: build it alike")
+        if state["build"] != self._build:
+            raise ValueError(f"the saved replay is {state['build']}, this {self._build}: build it alike")
         trajectories = [fetch(id) for id in state["ids"]]
-        if (transitions := sum(map(len, trajectories))) != state["num_transitions"]:
-            raise ValueError(f"fetch gave {transitions} transitions, saved were {state['num_transitions']}: "
-                             "another journal?")
+        if (steps := sum(map(len, trajectories))) != state["num_transitions"]:
+            raise ValueError(f"fetch gave {steps} steps, not {state['num_transitions']}: another journal?")
         with self._lock:
-            self._clear(self._tree.capacity)
+            self._clear()
             self._next_slot = (state["_next_slot"] - len(trajectories)) % self._tree.capacity
-            for i, trajectory in enumerate(trajectories):
-                self.add(trajectory, id=state["ids"][i], priority=state["priorities"][i], value=state["values"][i])
+            for id, trajectory in zip(state["ids"], trajectories, strict=True):
+                self.add(trajectory, id=id)
+            self._priorities[self._live()], self._values[self._live()] = state["priorities"], state["values"]
             self._tree.set(self._live(), state["masses"])
             for name in _COUNTERS:
                 setattr(self, name, state[name])

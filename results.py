@@ -8,6 +8,7 @@ An evaluation is a list of (family, greedy, success) rows, success None where th
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.metadata
 import sys
@@ -18,6 +19,46 @@ from report import wilson_interval
 from tasks import Task
 
 Row = tuple[str, bool, bool | None]
+
+METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute charts/SPS
+    losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
+    losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac stats/ess
+    stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle stats/worker_restarts
+    stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size eval/success_rate eval/n""".split()
+
+
+def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float]:
+    """Metrics of the last training trajectories, oldest first; `seconds`: since training began in this process.
+
+    A row: success, return, length, lag (publications), at (when it came, on the clock of `now`), invalid (share of
+    its actions), seconds, policy_seconds, server_batch.
+    """
+    judged = [row["success"] for row in rows if row["success"] is not None]
+    mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("return", "length", "lag", "invalid", "server_batch")}
+    # The last minute, or as much of it as there is: training may be younger, and the rows may not reach back so far.
+    span = min(60.0, seconds, max(now - rows[0]["at"], 1.0) if len(rows) > 1 else 60.0)
+    return {
+        "charts/success_rate": sum(judged) / len(judged) if judged else 0.0,
+        "charts/episodic_return": mean["return"],
+        "charts/episodic_length": mean["length"],
+        "charts/trajectories_per_minute": sum(now - row["at"] <= span for row in rows) * 60 / max(span, 1.0),
+        "stats/policy_lag_mean": mean["lag"],
+        "stats/policy_lag_max": max(row["lag"] for row in rows),
+        "stats/invalid_actions": mean["invalid"],
+        "stats/server_batch": mean["server_batch"],
+        "stats/phone_idle": sum(row["policy_seconds"] for row in rows) / max(sum(row["seconds"] for row in rows), 1e-9),
+    }
+
+
+def append_metrics(path: Path, row: dict) -> None:
+    """One more line of metrics.csv: the columns that `row` starts with, then `METRICS`; what is missing stays empty."""
+    names = [name for name in row if name not in METRICS] + METRICS
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        if fresh:
+            writer.writeheader()
+        writer.writerow({name: row.get(name, "") for name in names})
 
 
 def rate(rows: Sequence[Row]) -> dict:

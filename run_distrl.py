@@ -15,9 +15,9 @@ failure; evaluation on instructions that training has not seen.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
+import math
 import os
 import queue
 import shutil
@@ -46,7 +46,7 @@ class RunArgs:
     resume: Path | None = None
     """go on with this run folder; every other flag is taken from it"""
     serial: bool = False
-    """worker, policy and learner in one process, one phone: slow, repeatable, easy to debug"""
+    """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
     track: bool = False
     """log to Weights and Biases as well (offline when no key is set)"""
 
@@ -148,15 +148,12 @@ class UsageError(Exception):
     """Something the user can mend; printed as one line, exit code 2."""
 
 
+class RunStopped(Exception):
+    """The run cannot go on now; printed as one line, exit code 1."""
+
+
 class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
-
-    METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute
-        charts/SPS losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy
-        losses/invalid_penalty losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean
-        stats/rho_max stats/rho_clipfrac stats/ess stats/server_batch stats/learner_idle stats/phone_idle
-        stats/worker_restarts stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size
-        eval/success_rate eval/n""".split()
 
     COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "last_id")
 
@@ -188,7 +185,7 @@ class Experiment:
         self.began = time.monotonic()
         self.idle_seconds = 0.0
         self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
-        self.recent: deque = deque(maxlen=200)  # the last training trajectories
+        self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
         self.stopping = False
         self.tracker = None
@@ -211,25 +208,25 @@ class Experiment:
         )  # fmt: skip
         self.inbox.put((episode, id, trajectory))
 
+    def on_lost(self, episode) -> None:
+        """Its worker died. An evaluation episode that cannot be played has no verdict. Runs on the pool's thread."""
+        if not self.schedule.lost(episode):
+            self.inbox.put((episode, None, None))
+
     def receive(self, timeout: float = 0.0) -> bool:
         """Take one trajectory from the inbox. Returns False when none came within `timeout` seconds."""
-        if self.pool.error:
-            raise RuntimeError(f"the actors stopped: {self.pool.error}") from self.pool.error
         try:
             episode, id, trajectory = self.inbox.get(timeout=timeout) if timeout else self.inbox.get_nowait()
         except queue.Empty:
+            if error := self.pool.error:  # what an operator can mend needs no traceback
+                kind = RunStopped if isinstance(error, OSError | RuntimeError) else RuntimeError
+                raise kind(f"the actors stopped: {error}") from error
             return False
         if episode.split != "train":
-            self.evaluations.setdefault(episode.split, []).append((trajectory.family, episode.greedy, trajectory.success))
+            success = trajectory.success if trajectory else None
+            self.evaluations.setdefault(episode.split, []).append((episode.task.family, episode.greedy, success))
             return True
-        self.trajectories += 1
-        self.last_id = id
-        if trajectory.success is None:
-            self.unknown += 1
-        elif self.args.policy.max_staleness and self.version - trajectory.policy_version.min() > self.args.policy.max_staleness:
-            self.stale += 1
-        else:
-            self.learner.add(trajectory, id=id)
+        self.admit(trajectory, id)
         self.recent.append(
             {
                 "success": trajectory.success, "return": float(trajectory.rewards.sum()), "length": len(trajectory),
@@ -238,6 +235,18 @@ class Experiment:
             }
         )  # fmt: skip
         return True
+
+    def admit(self, trajectory, id: int) -> None:
+        """Count a journaled training trajectory and give it to the learner, if it may learn from it."""
+        self.trajectories += 1
+        self.last_id = id
+        bound = self.args.policy.max_staleness
+        if trajectory.success is None:
+            self.unknown += 1
+        elif bound and self.version - trajectory.policy_version.min() > bound:
+            self.stale += 1
+        else:
+            self.learner.add(trajectory, id=id)
 
     # ------------------------------------------------------------------ phases
 
@@ -251,15 +260,20 @@ class Experiment:
 
     def evaluate(self, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
         """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
-        self.schedule.training = False
+        self.schedule.rest()
+        self.evaluations[split] = []
         wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
         shown = time.monotonic()
-        while len(self.evaluations.get(split, ())) < wanted and not self.stopping:
+        while len(self.evaluations[split]) < wanted and not self.stopping:
             if not self.receive(timeout=0.2 if not self.args.run.serial else 0.0) and self.args.run.serial:
                 self.pool.pump()
             if time.monotonic() - shown > 20:
                 shown = time.monotonic()
-                print(f"  {split}: {len(self.evaluations.get(split, ()))}/{wanted} episodes", flush=True)
+                print(f"  {split}: {len(self.evaluations[split])}/{wanted} episodes", flush=True)
+
+    def evaluated(self, split: str) -> bool:
+        """Is this evaluation complete?"""
+        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks)
 
     def train(self) -> None:
         """Collect and learn until the budget is used up."""
@@ -293,61 +307,50 @@ class Experiment:
             if now - saved > 60:
                 self.save()
                 saved = now
-        self.schedule.training = False
+        self.schedule.rest()
+        if self.recent:
+            now = time.monotonic()
+            self.log((self.pool.env_steps - steps) / max(now - shown, 1.0), now - started)
 
     # ------------------------------------------------------------------ what is told and kept
 
     def log(self, sps: float, seconds: float) -> None:
         """One progress line, one row of metrics.csv, one point for the tracker."""
-        from results import rate
+        from results import append_metrics, rate, recent_metrics
 
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
             return
-        rows = list(self.recent)
-        judged = [r["success"] for r in rows if r["success"] is not None]
-        mean = {key: sum(r[key] for r in rows) / len(rows) for key in ("return", "length", "lag", "invalid", "server_batch")}
-        last_minute = sum(time.monotonic() - r["at"] < 60 for r in rows) / min(60.0, max(seconds, 1.0)) * 60
-        success = sum(judged) / max(len(judged), 1)
-        evaluated = [name for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= 64]
-        metrics = {
-            "charts/success_rate": success, "charts/episodic_return": mean["return"],
-            "charts/episodic_length": mean["length"], "charts/trajectories_per_minute": last_minute, "charts/SPS": sps,
-            **self.update_metrics, "stats/policy_lag_mean": mean["lag"],
-            "stats/policy_lag_max": max(r["lag"] for r in rows), "stats/server_batch": mean["server_batch"],
-            "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
-            "stats/phone_idle": sum(r["policy_seconds"] for r in rows) / max(sum(r["seconds"] for r in rows), 1e-9),
+        metrics = recent_metrics(list(self.recent), time.monotonic(), seconds) | self.update_metrics | {
+            "charts/SPS": sps, "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
             "stats/worker_restarts": self.pool.restarts, "stats/judge_unknown": self.unknown,
-            "stats/stale_dropped": self.stale, "stats/invalid_actions": mean["invalid"],
+            "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
+        wanted = min(64, len(self.eval_tasks))
+        evaluated = [name for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= wanted]
         if evaluated:  # written once, in the row that follows its end
             found = rate(self.evaluations.pop(evaluated[0]))
             metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
             print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {found['success_rate']:.2f} (n {found['n']})")
         tasks = self.args.tasks
-        left = (tasks.total_trajectories - self.trajectories) / max(last_minute, 1e-9) * 60
+        per_minute = metrics["charts/trajectories_per_minute"]
+        left = max(0, tasks.total_trajectories - self.trajectories) / max(per_minute, 1e-9) * 60
         if tasks.train_minutes:
-            left = min(left, 60 * tasks.train_minutes - self.train_seconds)
+            left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
         print(
-            f"  {self.trajectories:5d} trajectories | success {success:.2f} | {last_minute:4.0f}/min | {sps:4.1f} steps/s "
-            f"| lag {mean['lag']:4.1f} | {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
+            f"  {self.trajectories:5d} trajectories | success {metrics['charts/success_rate']:.2f} | {per_minute:4.0f}/min "
+            f"| {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} | {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
             f"(waiting {metrics['stats/phone_idle']:.0%}) | left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
         row = {
             "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1), "trajectories": self.trajectories,
-            "env_steps": self.pool.env_steps, **{key: metrics.get(key, "") for key in self.METRICS},
+            "env_steps": self.pool.env_steps,
         }  # fmt: skip
-        path = self.folder / "metrics.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if fresh:
-                writer.writeheader()
-            writer.writerow(row)
+        append_metrics(self.folder / "metrics.csv", row | metrics)
         if self.tracker:
-            self.tracker.log({k: v for k, v in metrics.items() if v != ""}, step=self.trajectories)
+            self.tracker.log(metrics, step=self.trajectories)
 
     def save(self) -> Path:
         """Write a checkpoint beside its final name, then rename it: a crash leaves the previous one whole."""
@@ -359,10 +362,16 @@ class Experiment:
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(), "torch_rng": torch.get_rng_state(),
             "counters": {k: getattr(self, k) for k in self.COUNTERS},
-            "warmup": [list(row) for row in self.evaluations.get("warmup", [])],
+            "warmup": [list(row) for row in self.evaluations["warmup"]] if self.evaluated("warmup") else [],
         }  # fmt: skip
-        torch.save(state, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        partial = path.with_suffix(".tmp")
+        try:
+            torch.save(state, partial)
+            os.replace(partial, path)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            why = str(error).splitlines()[0]
+            raise RunStopped(f"{path} cannot be written ({why}): is the disk full? The one before it is whole") from error
         for old in sorted(folder.glob("*.pt"))[:-2]:
             old.unlink()
         return path
@@ -378,7 +387,8 @@ class Experiment:
         journal = Journal(self.journal_path)
 
         def fetch(id: int) -> Trajectory:
-            return Trajectory.from_bytes(journal.get(id).data)
+            entry = journal.get(id)
+            return dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
 
         if paths:
             state = torch.load(paths[-1], weights_only=True)
@@ -389,10 +399,7 @@ class Experiment:
                 setattr(self, name, value)
             self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
         for row in journal.rows(split="train", since=self.last_id):
-            self.trajectories += 1
-            if row.success is not None:
-                self.learner.add(fetch(row.id), id=row.id)
-            self.last_id = row.id
+            self.admit(fetch(row.id), row.id)
         journal.close()
         print(f"Resumed {self.folder} at {self.trajectories} trajectories, {self.learner.updates} updates.")
 
@@ -401,6 +408,9 @@ class Experiment:
         from report import write_report
         from results import summarise, task_hash, versions
 
+        while self.receive():  # what came in while the actors were stopped
+            pass
+        self.policy.save(self.folder / "policy.safetensors")
         tasks = self.args.tasks
         results = summarise(self.evaluations.get("warmup", []), self.evaluations.get("final", [])) | {
             "trajectories": self.trajectories, "updates": self.learner.updates,
@@ -419,15 +429,22 @@ class Experiment:
 
 def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
-    if args.phones.num_workers < 1:
-        raise UsageError(f"--num-workers {args.phones.num_workers}: at least 1 is needed")
-    if args.tasks.eval_episodes < 1:
-        raise UsageError(f"--eval-episodes {args.tasks.eval_episodes}: at least 1 is needed")
-    for name in ("dialogs", "failed_loads", "slow_loads"):
-        if not 0 <= getattr(args.phones, name) <= 1:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(args.phones, name)}: a probability from 0 to 1 is needed")
+    flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
+    for names, low, high in (
+        ("num_workers eval_episodes publish_every batch_trajectories", 1, math.inf),
+        ("horizon", 1, math.inf),
+        ("replay_capacity", args.tasks.horizon or 20, math.inf),  # the longest trajectory must fit
+        ("dialogs failed_loads slow_loads gamma retrace_lambda negative_scale", 0, 1),
+        ("latency total_trajectories train_minutes eval_every max_staleness learning_rate critic_learning_rate", 0, math.inf),
+        ("updates_per_trajectory learning_starts critic_warmup entropy_coef invalid_coef rho_clip", 0, math.inf),
+        ("ratio_trust priority_alpha", 0, math.inf),
+    ):
+        for name in names.split():
+            if flags[name] is not None and not low <= flags[name] <= high:
+                wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
+                raise UsageError(f"--{name.replace('_', '-')} {flags[name]}: {wanted} is needed")
     if args.run.serial:
-        args.phones.num_workers, args.phones.latency = 1, 0.0
+        args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
     try:
         skip = args.tasks.skip_unknown_tasks
         train = load_tasks(args.tasks.tasks, skip) if args.tasks.tasks else generate_tasks("train", 8000, args.run.seed)
@@ -441,11 +458,13 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     folder = args.run.runs_dir / name
     try:
-        folder.mkdir(parents=True)
-        free = shutil.disk_usage(folder).free
+        args.run.runs_dir.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(args.run.runs_dir).free
         if free < 500e6:
             raise UsageError(f"--runs-dir {args.run.runs_dir}: only {free / 1e6:.0f} MB free, a run needs 500 MB")
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(args), indent=2, default=str) + "\n")
+        folder.mkdir()
+        config = json.dumps(dataclasses.asdict(args), indent=2, default=lambda path: str(path.absolute()))
+        (folder / "config.json").write_text(config + "\n")
     except OSError as error:
         raise UsageError(f"--runs-dir {args.run.runs_dir}: cannot write there ({error.strerror})") from error
     return train, test, folder
@@ -459,8 +478,6 @@ def saved_args(folder: Path) -> Args:
         args = Args(**{name: group(**config[name]) for name, group in groups.items()})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error
-    if not (folder / "journal.sqlite").exists():
-        raise UsageError(f"--resume {folder}: it has no journal.sqlite, so there is nothing to go on from")
     for group in dataclasses.fields(Args):
         values = getattr(args, group.name)
         for name, value in vars(values).items():
@@ -475,6 +492,8 @@ def saved_args(folder: Path) -> Args:
 
 def load_policy(args: Args):
     """The policy to start from; builds and caches the warm start when its file is missing."""
+    from safetensors import SafetensorError
+
     from policy import AutoUIPolicy
 
     path = args.policy.policy or WARM_START
@@ -485,23 +504,38 @@ def load_policy(args: Args):
         build(path)
     try:
         return AutoUIPolicy.load(path), path
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"--policy {path}: {error}") from error
 
 
 def run(args: Args) -> int:
     """The whole run. Returns the exit code."""
+    train_tasks, eval_tasks, folder = prepare(args)
+    try:
+        return run_in(folder, args, train_tasks, eval_tasks)
+    except UsageError:  # refused before anything was started: leave no empty folder behind
+        if not args.run.resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    except (RunStopped, FloatingPointError) as error:
+        raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
+
+
+def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task]) -> int:
+    """The run in its folder, new or to be resumed. Returns the exit code."""
     from actor_pool import ActorPool, SerialPool
     from results import table
     from shared_weights import SharedWeights
     from sim import start_phones
     from worker import PhoneAddress
 
-    train_tasks, eval_tasks, folder = prepare(args)
     policy, policy_path = load_policy(args)
     experiment = Experiment(args, folder, train_tasks, eval_tasks, policy)
     if args.run.resume:
-        experiment.load()
+        try:
+            experiment.load()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UsageError(f"--resume {folder}: {error}") from error
     pairs = overlap(train_tasks, eval_tasks)
     families = len({t.family for t in train_tasks})
     print(
@@ -513,7 +547,7 @@ def run(args: Args) -> int:
     def interrupt(signum, frame):
         experiment.stopping = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one kills
-        print("\nStopping: saving the run (again to kill).", flush=True)
+        os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
 
     try:
         phones = start_phones(
@@ -536,7 +570,7 @@ def run(args: Args) -> int:
             pool = ActorPool(
                 addresses, policy_path, lambda context: SharedWeights(context, size),
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                on_lost=experiment.schedule.lost, env_options=env_options, seed=args.run.seed,
+                on_lost=experiment.on_lost, env_options=env_options, seed=args.run.seed,
             )  # fmt: skip
         experiment.pool = pool
         signal.signal(signal.SIGINT, interrupt)
@@ -546,11 +580,16 @@ def run(args: Args) -> int:
         began = time.monotonic()
         try:
             experiment.publish()
-            pool.start()
+            try:
+                pool.start()
+            except RuntimeError as error:
+                raise RunStopped(str(error)) from error
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
             phases(experiment, phones)
         finally:
             pool.stop()
+            if experiment.journal:
+                experiment.journal.close()
             if experiment.tracker:
                 experiment.tracker.finish()
         if experiment.stopping:
@@ -562,12 +601,13 @@ def run(args: Args) -> int:
 
 def phases(experiment: Experiment, phones) -> None:
     """Evaluate the warm start, train, evaluate again."""
-    if not experiment.evaluations.get("warmup"):
+    if not experiment.evaluated("warmup"):
         print(f"Evaluating the warm start on {len(experiment.eval_tasks)} held-out tasks, greedy and sampled ...", flush=True)
         # Less latency changes nothing but the time that an evaluation takes.
         phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("warmup")
         phones.set_latency(experiment.args.phones.latency)
+        experiment.save()
     if not experiment.stopping:
         print("Training ...", flush=True)
         experiment.train()
@@ -600,6 +640,11 @@ def main() -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunStopped as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before there was anything to save
+        return 130
 
 
 if __name__ == "__main__":

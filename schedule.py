@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
+from collections import Counter, deque
 
 from tasks import Task
 from worker import Episode
@@ -24,8 +24,15 @@ class Schedule:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._queue: deque = deque()
+        self._losses: Counter = Counter()  # of an evaluation's episodes
         self.training = False
         self.number = 0  # training episodes handed out
+
+    def rest(self) -> None:
+        """No more training; what is left of evaluations on the way is dropped."""
+        with self._lock:
+            self.training = False
+            self._queue.clear()
 
     def next(self):
         """The next episode, or None when there is nothing to play now."""
@@ -49,16 +56,25 @@ class Schedule:
             self._queue.extend(episodes)
         return len(episodes)
 
-    def lost(self, episode) -> None:
-        """Its worker died: an evaluation episode is played again, a training one is not missed."""
-        if episode.split != "train":
-            with self._lock:
-                self._queue.appendleft(episode)
+    def lost(self, episode) -> bool:
+        """Its worker died: an evaluation episode is played again, a training one is not missed.
+
+        False: this evaluation episode has lost its third worker; it is given up, and remains without a verdict.
+        """
+        if episode.split == "train":
+            return True
+        with self._lock:
+            self._losses[episode] += 1
+            if self._losses[episode] >= 3:
+                return False
+            self._queue.appendleft(episode)
+            return True
 
     def state_dict(self) -> dict:
         """Where the order of tasks stands."""
-        version, internal, gauss = self._random.getstate()
-        return {"version": version, "internal": list(internal), "gauss": gauss, "number": self.number}
+        with self._lock:
+            version, internal, gauss = self._random.getstate()
+            return {"version": version, "internal": list(internal), "gauss": gauss, "number": self.number}
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`."""

@@ -75,14 +75,14 @@ def _results(screen, task) -> tuple[bool, str]:
 
 def _on_site(screen, host: str) -> bool:
     """The site's page has loaded: its address, and its name on the page."""
-    if screen.package != CHROME or _typing(screen) and _suggesting(screen):
+    if screen.package != CHROME or _suggesting(screen):
         return False
     texts = _plain(screen)
     address = re.compile(rf"(https?://)?(www\.)?{re.escape(host)}(/.*)?")
     name = re.sub(r"\W", "", host.split(".")[0])
     on_page = [text for text in texts if not address.fullmatch(text)]
     return (any(address.fullmatch(text) for text in texts) and "this site can't be reached" not in texts
-            and not _suggesting(screen) and any(name in re.sub(r"\W", "", text) for text in on_page))
+            and any(name in re.sub(r"\W", "", text) for text in on_page))
 
 
 def _suggesting(screen) -> bool:

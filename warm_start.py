@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import queue
 import random
-import string
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
+from tokenizer import WORDS
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Demonstration:
 
 
 def collect_demonstrations(
-    num: int, *, seed: int = 0, num_phones: int = 12, dialogs: float = 0.05, failed_loads: float = 0.03
+    num: int, *, seed: int = 0, num_phones: int = 64, dialogs: float = 0.05, failed_loads: float = 0.03
 ) -> list[Demonstration]:
     """`num` successful demonstrations of training instructions, every family as often."""
     from sim import start_phones
@@ -70,8 +71,9 @@ def collect_demonstrations(
             if demonstration:
                 done.append(demonstration)
 
+    # Many phones, because every one has its own icon layout.
     with start_phones(num_phones, seed=seed + 1000, latency=0.0, dialogs=dialogs, failed_loads=failed_loads) as phones:
-        threads = [threading.Thread(target=play, args=(phones.host, phones.port, s), daemon=True) for s in phones.serials]
+        threads = [threading.Thread(target=play, args=(phones.host, phones.port, s)) for s in phones.serials]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -91,7 +93,7 @@ def demonstrate(env, task, seed: int) -> Demonstration | None:
     prompts, features, actions, memory = [], [], [], {}
     terminated = truncated = False
     while not (terminated or truncated):
-        action = format_action(as_action(next_action(task, env.phone.ui(), memory), env.phone.size))
+        action = format_action(as_action(next_action(task, env.judge.screens[-1], memory), env.phone.size))
         prompts.append(observation["prompt"])
         features.append(thumbnail_features(observation["image"]))
         actions.append(action)
@@ -118,40 +120,38 @@ def as_action(move: tuple, size: tuple[int, int]):
         return Action("DUAL_POINT", point(*arguments[:2]), point(*arguments[2:4]))
     if kind == "type":
         return Action("TYPE", text=arguments[0])
-    return Action({"enter": "PRESS_ENTER", "back": "PRESS_BACK", "home": "PRESS_HOME", "complete": "STATUS_TASK_COMPLETE"}[kind])
+    keys = {"enter": "PRESS_ENTER", "back": "PRESS_BACK", "home": "PRESS_HOME", "complete": "STATUS_TASK_COMPLETE"}
+    return Action(keys[kind])
 
 
-def random_words(rng: random.Random, vocabulary: Sequence[str], count: int) -> str:
-    """`count` words: known ones, made-up ones of syllables, a few with digits, dashes or capitals."""
-
-    def word() -> str:
-        if rng.random() < 0.45:
-            return rng.choice(vocabulary)
-        made = "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiouy") + rng.choice(["", "", "n", "r", "s", "l", "t"])
-                       for _ in range(rng.randint(1, 3)))  # fmt: skip
-        draw = rng.random()
-        if draw < 0.25:
-            made = made.capitalize()
-        elif draw < 0.35:
-            made = rng.choice(string.ascii_lowercase) + str(rng.randint(1, 999))
-        elif draw < 0.4:
-            made += "-" + rng.choice("abcd")
-        return made
-
-    return " ".join(word() for _ in range(count))
+def random_word(rng: random.Random) -> str:
+    """A known word, a made-up one, a number or a mixture, now and then capitalised or joined by a hyphen."""
+    kind = rng.random()
+    if kind < 0.35:
+        word = rng.choice(WORDS)
+    elif kind < 0.85:
+        letters = "bcdfghjklmnprstvwxz", "aeiouy"
+        word = "".join(rng.choice(letters[(i + rng.randrange(4) // 3) % 2]) for i in range(rng.randint(1, 9)))
+    elif kind < 0.95:
+        word = str(rng.randrange(10 ** rng.randint(1, 4)))
+    else:
+        word = f"{rng.choice('abcdefghijklmnopqrstuvwxyz')}{rng.randrange(100)}"
+    if rng.random() < 0.2:
+        word = word.capitalize()
+    return f"{word}-{random_word(rng)}" if rng.random() < 0.05 else word
 
 
-def substitute(demonstration: Demonstration, rng: random.Random, vocabulary: Sequence[str]) -> Demonstration:
+def substitute(demonstration: Demonstration, rng: random.Random) -> Demonstration:
     """The same demonstration with other words in its query, in the goal and in what is typed."""
     query = demonstration.query
     typed = f'"typed_text": "{query}"'
     if not query or demonstration.instruction.count(query) != 1 or not any(typed in a for a in demonstration.actions):
         return demonstration
     words = query.split()
-    keep = rng.random() < 0.5  # half the time only some of the words change: "capital of <new>"
-    new = " ".join(w if keep and rng.random() < 0.5 else random_words(rng, vocabulary, 1) for w in words)
-    if not keep:
-        new = random_words(rng, vocabulary, max(1, len(words) + rng.randint(-1, 1)))
+    if rng.random() < 0.5:  # only some of the words change: "capital of <new>"
+        new = " ".join(word if rng.random() < 0.5 else random_word(rng) for word in words)
+    else:
+        new = " ".join(random_word(rng) for _ in range(max(1, len(words) + rng.randint(-1, 1))))
     goal = demonstration.instruction.replace(query, new)
 
     def changed(text: str) -> str:
@@ -171,7 +171,6 @@ def clone(
     import torch
 
     rng = random.Random(seed)
-    vocabulary = sorted({w for d in demonstrations for w in d.query.split()})
     families = sorted({d.family for d in demonstrations})
     by_family = {f: [d for d in demonstrations if d.family == f] for f in families}
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
@@ -185,7 +184,7 @@ def clone(
         while len(rows) < batch:
             demonstration = rng.choice(by_family[rng.choice(families)])
             if rng.random() < substitution:
-                demonstration = substitute(demonstration, rng, vocabulary)
+                demonstration = substitute(demonstration, rng)
             # A typing step is worth more: it is the long one, and the one that must be exact.
             weights = [3.0 if '"TYPE"' in a else 1.0 for a in demonstration.actions]
             for index in rng.choices(range(len(weights)), weights, k=3):

@@ -148,11 +148,11 @@ def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Conne
 
 def policy_server(policy_path: Path, weights: SharedWeights, control: Connection, max_batch: int, seed: int) -> None:
     """The policy server process: answers whatever is waiting in one batch, with the newest weights."""
+    _follow_parent()
     import torch
 
     from policy import AutoUIPolicy
 
-    _follow_parent()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     policy = AutoUIPolicy.load(policy_path)

@@ -118,9 +118,10 @@ def _maps(task, screen):
     if screen.package != MAPS:
         return screen.start("Maps")
     if screen.shows("Your location", "Start"):
-        return DONE
+        return DONE if screen.memory.get("routed") else BACK
     box, query = screen.node(id="search_omnibox"), task.slot("query")
     if box and box.text == query and not box.focused:
+        screen.memory["routed"] = task.family == "directions"
         return screen.tap("Directions") if task.family == "directions" else DONE
     return screen.fill("search_omnibox", query) or BACK
 
@@ -246,6 +247,6 @@ def _web(task, screen):
 
 
 _WAYS = {"maps": _maps, "directions": _maps, "video": _video, "install": _install, "alarm": _alarm,
-         "app_settings": lambda task, screen: _app_info(task, screen), "notifications": _notifications,
+         "app_settings": _app_info, "notifications": _notifications,
          "open_app": _open_app, "chrome_tab": _chrome_tab, "personal": _personal,
          "web_open": _web, "web_search": _web, "web_select": _web}

@@ -359,8 +359,9 @@ def test_c14_padding_changes_neither_loss_nor_gradient_whatever_it_holds():
     for bad in (0.0, -math.inf, math.nan):
         padded, padded_metrics, padded_grad = actor(
             logprob=t([[-1.0, -2.0, bad]]), behavior_logprob=t([[-1.0, -2.0, bad]]),
-            advantage=t([[1.0, 1.0, bad]]), entropy=t([[0.5, 0.7, bad]]), invalid=torch.tensor([[True, False, True]]),
-            mask=torch.tensor([[True, True, False]]), entropy_coef=0.1, invalid_coef=0.3)
+            advantage=t([[1.0, 1.0, bad]]), entropy=t([[0.5, 0.7, bad]]),
+            invalid=torch.tensor([[True, False, True]]), mask=torch.tensor([[True, True, False]]),
+            entropy_coef=0.1, invalid_coef=0.3)
         assert padded == loss and padded_metrics == metrics
         assert torch.equal(padded_grad, torch.cat([grad, t([[0.0]])], 1))
 
@@ -398,7 +399,7 @@ def test_the_invalid_term_is_the_gradient_of_the_probability_of_an_invalid_actio
             advantage=0 * one, entropy=0 * one, invalid=(action == 2) & always(one), mask=always(one),
             entropy_coef=0.0, invalid_coef=1.0, rho_clip=math.inf)
         got += mu[action] * torch.autograd.grad(loss, logits)[0]
-        assert metrics["invalid_penalty"] == pytest.approx(float(p[2].detach() / mu[2]) if action == 2 else 0.0)
+        assert metrics["invalid_penalty"] == pytest.approx((action == 2) * float(p[2].detach() / mu[2]))
     close(got, want)
     _, _, grad = actor(advantage=t([[0.0, 0.0]]), invalid_coef=1.0, invalid=torch.tensor([[True, False]]))
     close(grad, t([[0.5, 0.0]]))

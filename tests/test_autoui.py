@@ -1,0 +1,121 @@
+"""Auto-UI's network: the published numbers, and the library's T5 as ground truth."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+
+from autoui import FEATURE_DIM, AutoUINetwork, initialize, relative_buckets
+from policy import AutoUIPolicy
+from tokenizer import Codec, build_tokenizer
+
+PARITY = Path(__file__).parent / "fixtures" / "autoui_parity"
+
+
+def t5_config(**changes):
+    config = dict(vocab_size=97, d_model=24, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=3,
+                  feed_forward_proj="relu", tie_word_embeddings=True)  # fmt: skip
+    return config | changes
+
+
+def reference_states(network, input_ids, mask, features):
+    """The library's encoder and attention layer, the gate as it is defined."""
+    states = network.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+    image = network.image_dense(features)[:, None]
+    attended, _ = network.mha_layer(states, image, image)
+    gate = torch.sigmoid(network.gate_dense(torch.cat([states, attended], -1)))
+    return (1 - gate) * states + gate * attended
+
+
+def reference_logits(network, input_ids, mask, features, decoder_ids):
+    states = reference_states(network, input_ids, mask, features)
+    hidden = network.decoder(
+        input_ids=decoder_ids, encoder_hidden_states=states, encoder_attention_mask=mask
+    ).last_hidden_state
+    return network.lm_head(hidden * network.config.d_model**-0.5 if network.tied else hidden)
+
+
+@pytest.mark.parametrize("name", ["t5_v1_0", "flan_gated"])
+def test_published_weights_give_the_published_logits_and_tokens(name):
+    config = json.loads((PARITY / name / "config.json").read_text())
+    io = load_file(PARITY / f"{name}.io.safetensors")
+    agent = AutoUIPolicy(config, Codec(build_tokenizer()))
+    agent.load_weights(load_file(PARITY / f"{name}.weights.safetensors"))
+    network, inputs = agent.network, (io["input_ids"], io["attention_mask"], io["image_features"])
+    with torch.no_grad():
+        logits = network(*inputs, F.pad(io["labels"][:, :-1], (1, 0)))
+        tokens, _ = network.sample(network.encode(*inputs), io["attention_mask"], steps=8, eos_id=1)
+    assert (logits - io["logits"]).abs().max() < 1e-4
+    greedy = json.loads((PARITY / f"{name}.greedy.json").read_text())
+    assert [[0, *row] for row in tokens.tolist()] == greedy
+    assert network.tied == torch.equal(network.lm_head.weight, network.shared.weight)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("left", [False, True])
+def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, left):
+    network = AutoUINetwork(t5_config(feed_forward_proj=activation, tie_word_embeddings=tied))
+    initialize(network, 1)
+    network.eval()
+    lengths = torch.tensor([40, 9, 23])
+    mask = (torch.arange(40) < lengths[:, None]).long()
+    ids = torch.randint(2, 97, (3, 40), generator=torch.Generator().manual_seed(0)) * mask
+    x = torch.randn(3, FEATURE_DIM, generator=torch.Generator().manual_seed(1))
+    targets = torch.randint(2, 97, (3, 30), generator=torch.Generator().manual_seed(2))
+    if left:
+        ids, mask = ids.flip(1), mask.flip(1)
+    with torch.no_grad():
+        wanted = reference_logits(network, ids, mask, x, targets)
+        torch.testing.assert_close(network(ids, mask, x, targets), wanted, atol=1e-4, rtol=1e-4)
+        for row in range(3):  # padding changes nothing
+            own = ids[row][mask[row].bool()][None]
+            alone = network(own, torch.ones_like(own), x[row : row + 1], targets[row : row + 1])
+            torch.testing.assert_close(alone[0], wanted[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_tokens_are_those_of_the_librarys_generate(tied):
+    network = AutoUINetwork(t5_config(tie_word_embeddings=tied))
+    initialize(network, 3)
+    library = T5ForConditionalGeneration(network.config).eval()
+    library.encoder.embed_tokens = library.decoder.embed_tokens = library.shared
+    library.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach().clone())
+    state = {k: v for k, v in network.state_dict().items() if k in library.state_dict()}
+    library.load_state_dict(state)
+    ids = torch.randint(2, 97, (6, 12), generator=torch.Generator().manual_seed(0))
+    mask, x = torch.ones_like(ids), torch.randn(6, FEATURE_DIM, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        states = network.encode(ids, mask, x)
+    tokens, _ = network.sample(states, mask, steps=12, eos_id=1)
+    outputs = library.generate(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states), attention_mask=mask, max_new_tokens=12,
+        do_sample=False, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    assert tokens.tolist() == outputs[:, 1:].tolist()
+
+
+def test_gradients_are_the_librarys():
+    network = AutoUINetwork(t5_config(feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+    initialize(network, 4)
+    network.eval()  # the library's part has dropout
+    ids = torch.randint(2, 97, (2, 7), generator=torch.Generator().manual_seed(0))
+    x, mask = torch.randn(2, FEATURE_DIM, generator=torch.Generator().manual_seed(1)), torch.ones_like(ids)
+    grads = []
+    for forward in (network, lambda *a: reference_logits(network, *a)):
+        network.zero_grad()
+        F.cross_entropy(forward(ids, mask, x, ids).flatten(0, 1), ids.flatten()).backward()
+        grads.append({k: p.grad.clone() for k, p in network.named_parameters()})
+    for key, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][key], atol=1e-4, rtol=1e-3, msg=key)
+
+
+def test_buckets_of_near_places_are_exact():
+    near = relative_buckets(300, True, 32, 128)
+    assert near[5, 3:8].tolist() == [2, 1, 0, 17, 18] and near[0, 299] == 31 and near[299, 0] == 15
+    assert relative_buckets(300, False, 32, 128)[5, 3:8].tolist() == [2, 1, 0, 0, 0]
