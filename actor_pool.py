@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -95,13 +97,15 @@ class ActorPool:
 
     def start(self, timeout: float = 120.0) -> None:
         """Start everything; return when the policy server and every worker answer, or raise after `timeout`."""
+        _start_fork_server()
         self._thread.start()
         deadline = time.monotonic() + timeout
         while not (self.server_ready and all(slot.ready for slot in self._slots)):
             if self.error:
                 raise RuntimeError(f"no worker could be started: {self.last_error or self.error}") from self.error
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.alive} of {len(self._slots)} workers ready after {timeout:.0f} s: {self.last_error}")
+                ready = f"{self.alive} of {len(self._slots)} workers"
+                raise RuntimeError(f"only {ready} are ready after {timeout:.0f} s: {self.last_error}")
             self._stop.wait(0.02)
 
     def stop(self) -> None:
@@ -154,13 +158,21 @@ class ActorPool:
                         self._receive(slot)
                     elif slot.process and ready == slot.process.sentinel:
                         self._bury(slot, f"exit code {slot.process.exitcode}")
-                for slot in self._slots:
-                    if slot.process and time.monotonic() - slot.heard > self._timeout and (slot.pending or not slot.ready):
-                        slot.process.kill()
-                        self._bury(slot, f"silent for {self._timeout:.0f} s")
+                self._replace_silent()
         except Exception as error:  # the thread's last words must reach the main thread
             if not self._stop.is_set():
                 self.error = error
+
+    def _replace_silent(self) -> None:
+        busy = [slot for slot in self._slots if slot.process and (slot.pending or not slot.ready)]
+        silent = [slot for slot in busy if time.monotonic() - slot.heard > self._timeout]
+        if len(silent) == len(busy) > 1 and self.server_ready:  # all at once: it is what they all wait for that hangs
+            self._server.kill()
+            self._server.join(timeout=5)
+            return
+        for slot in silent:
+            slot.process.kill()
+            self._bury(slot, f"silent for {self._timeout:.0f} s")
 
     def _hear_server(self, ready) -> None:
         if ready is self._control:
@@ -182,10 +194,10 @@ class ActorPool:
                         self._bury(slot, "the policy server ended")
             self.server_ready = False
             self._control, theirs = self._context.Pipe()
-            self._server = self._context.Process(
-                target=policy_server, args=(self._policy_path, self.weights, theirs, self._max_batch, self._seed), daemon=True
-            )
-            self._server.start()
+            arguments = (self._policy_path, self.weights, theirs, self._max_batch, self._seed)
+            server = self._context.Process(target=policy_server, args=arguments, daemon=True)
+            server.start()
+            self._server = server
             theirs.close()
         for slot in self._slots:
             if slot.process is None and time.monotonic() >= slot.retry_at:
@@ -194,12 +206,12 @@ class ActorPool:
             raise RuntimeError(f"no worker can be kept alive; the last one: {self.last_error}")
 
     def _spawn(self, slot: _Slot) -> None:
-        slot.episodes, theirs = self._context.Pipe()
+        ours, theirs = self._context.Pipe()
         to_server, server_end = self._context.Pipe()
-        slot.process = self._context.Process(
-            target=worker, args=(slot.index, slot.address, self._env_options, theirs, to_server), daemon=True
-        )
-        slot.process.start()
+        arguments = (slot.index, slot.address, self._env_options, theirs, to_server)
+        process = self._context.Process(target=worker, args=arguments, daemon=True)
+        process.start()
+        slot.process, slot.episodes = process, ours
         try:
             self._control.send(server_end)
         except (BrokenPipeError, ConnectionResetError):
@@ -258,7 +270,8 @@ class ActorPool:
             slot.process.join(timeout=5)
         self._drain(slot)
         why = f"exit code {slot.process.exitcode}" if why == "its pipe closed" else why
-        self.last_error = f"worker {slot.index} on {slot.address.serial}: {why}" + (slot.said and f", after {slot.said}")
+        said = slot.said and f", after {slot.said}"
+        self.last_error = f"worker {slot.index} on {slot.address.serial}: {why}{said}"
         slot.episodes.close()
         slot.process = slot.episodes = None
         slot.ready = False
@@ -268,6 +281,16 @@ class ActorPool:
         self.restarts += 1
         slot.failures += 1
         slot.retry_at = time.monotonic() + min(30.0, 0.25 * 2**slot.failures)
+
+
+def _start_fork_server() -> None:
+    """The fork server, and so every child, never sees a Ctrl-C: that is for the main process alone."""
+    resource_tracker.ensure_running()  # first, since it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SerialPool:

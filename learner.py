@@ -14,11 +14,11 @@ One `update()` is the paper's inner loop (section 4.3):
         metrics = learner.update()
 
 Departs from the paper
-  - V is trained on the discounted return (soft labels), not on 1[G > 0]: with gamma < 1 a success *probability* makes the
-    advantage of every good step about -(1 - gamma) V, which unlearns what works.
+  - V is trained on the discounted return (soft labels), not on 1[G > 0]: with gamma < 1 a success *probability* makes
+    the advantage of every good step about -(1 - gamma) V, which unlearns what works.
   - The critic learns alone first (`critic_warmup` updates on the first `learning_starts` trajectories): an untrained
     critic's advantages destroyed the policy.
-  - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to arbitrary ones.
+  - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to any other.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Learner:
         return padded
 
     @torch.no_grad()
-    def _targets(self, batch: dict, log_rho: torch.Tensor, flat_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _targets(self, batch: dict, log_rho: torch.Tensor, flat_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """V_ret and the raw advantages, both [B, T], for log_rho [B, T] and V [N+B]."""
         config, mask = self.config, batch["mask"]
         values = self._scatter(flat_values[batch["is_state"]], mask)
@@ -153,7 +153,8 @@ class Learner:
         trajectory_logits = self.trajectory_critic([t.prompts[0] for t in trajectories], first)
         trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
         self._step(self.critic_optimizer, value_loss + trajectory_loss)
-        return {"losses/value_loss": float(value_loss.detach()), "losses/trajectory_value_loss": float(trajectory_loss.detach())}
+        losses = {"value_loss": value_loss, "trajectory_value_loss": trajectory_loss}
+        return {f"losses/{name}": float(loss.detach()) for name, loss in losses.items()}
 
     def _update_policy(self, batch: dict) -> dict[str, float]:
         config, mask = self.config, batch["mask"]
@@ -176,8 +177,9 @@ class Learner:
         )  # fmt: skip
         norm = self._step(self.policy_optimizer, loss)
         self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
-        groups = {name: "losses" if name in ("policy_loss", "entropy", "invalid_penalty") else "stats" for name in metrics}
-        return {f"{groups[name]}/{name}": value for name, value in metrics.items()} | {"losses/grad_norm": norm}
+        losses = ("policy_loss", "entropy", "invalid_penalty")
+        named = {f"{'losses' if name in losses else 'stats'}/{name}": value for name, value in metrics.items()}
+        return named | {"losses/grad_norm": norm}
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
         """One clipped optimiser step, skipped when the loss or the gradient is not finite. Returns the norm."""
@@ -189,7 +191,7 @@ class Learner:
             optimizer.step()
             self._in_a_row[optimizer] = 0
         else:
-            self._skip(optimizer, f"the loss ({float(loss)}) or its gradient's norm ({norm})")
+            self._skip(optimizer, f"the loss ({float(loss.detach())}) or its gradient's norm ({norm})")
         return norm
 
     def _skip(self, optimizer: torch.optim.Optimizer, what: str) -> dict[str, float]:
@@ -242,11 +244,8 @@ class Learner:
     def load_state_dict(self, state: dict, fetch) -> None:
         """Inverse of `state_dict`; `fetch(id)` gives back a trajectory. ValueError: a policy of another size."""
         here, there = self.policy.state_dict(), state["policy"]
-        wrong = [
-            f"{name}: {tuple(there[name].shape) if name in there else 'nothing'} in the checkpoint, {tuple(here[name].shape)} here"
-            for name in here
-            if name not in there or there[name].shape != here[name].shape
-        ]
+        shapes = {name: (tuple(there[name].shape) if name in there else None, tuple(here[name].shape)) for name in here}
+        wrong = [f"{name}: {a} in the checkpoint, {b} here" for name, (a, b) in shapes.items() if a != b]
         if wrong:
             raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
         self.policy.load_state_dict(state["policy"])

@@ -42,8 +42,8 @@ PANELS = (  # title, ((column, label), ...): drawn when at least one of the colu
 MEANING = {
     "charts/success_rate": "training episodes judged a success, recent ones",
     "charts/SPS": "environment steps a second, all workers",
-    "stats/policy_lag_mean": "updates between acting and training on it",
-    "stats/policy_lag_max": "the oldest step trained on, in updates",
+    "stats/policy_lag_mean": "publications of the weights between acting and arriving, recent trajectories",
+    "stats/policy_lag_max": "the same, of the most stale of them",
     "stats/rho_mean": "importance ratio new / old policy (1: on-policy)",
     "stats/rho_clipfrac": "share of ratios that were clipped",
     "stats/ess": "effective sample size of the batch, as a share",
@@ -52,7 +52,7 @@ MEANING = {
     "stats/phone_idle": "share of time phones waited for the policy",
     "stats/worker_restarts": "workers that died and were replaced",
     "stats/judge_unknown": "episodes that the judge could not decide",
-    "stats/judge_calls": "requests to the judge",
+    "stats/invalid_actions": "share of texts that are no action",
     "stats/stale_dropped": "trajectories too old to train on",
     "eval/success_rate": "held-out episodes judged a success",
 }
@@ -176,10 +176,9 @@ def evaluations(run: Run) -> list[tuple[float, float, float, float, float, str]]
     """-> (minutes, trajectories, rate, low, high, label): before, in between (metrics.csv), after."""
     results, points, n = run.results, [], run.results.get("n") or 0
     first, last = results.get("warmup_success_rate"), results.get("success_rate")
-    start = min((row["wall_seconds"] for row in run.metrics if "wall_seconds" in row), default=0.0) / 60
     if first is not None:
         low, high = _phase(results, "greedy", "warmup").get("ci95") or wilson_interval(first * n, n)
-        points.append((start, 0.0, first, low, high, "before"))
+        points.append((0.0, 0.0, first, low, high, "before"))  # the clock of metrics.csv runs in training
     for minutes, trajectories, rate, count in _evaluation_rows(run):
         if first is not None and trajectories == 0:
             continue  # the same as "before"
@@ -247,7 +246,7 @@ def draw_curves(run: Run) -> bytes:
                           color=ORANGE, markersize=9 if text else 5, zorder=5, label=label, clip_on=False)
             label = None
             if text:
-                above = text == "after"
+                above = text == "after" or low < 0.1
                 axes.annotate(f"{text} {rate:.1%}", (x, high if above else low), textcoords="offset points",
                               xytext=(0, 7 if above else -7), ha="right" if above else "left", zorder=6,
                               va="bottom" if above else "top", color=ORANGE, fontsize=12, fontweight="bold",
@@ -261,7 +260,7 @@ def draw_curves(run: Run) -> bytes:
     for k, (title, lines) in enumerate(panels):
         axes = figure.add_subplot(grid[1 + k // 4, k % 4])
         for ((x, y), text), colour in zip(lines, (BLUE, ORANGE), strict=False):
-            axes.plot(x, y, color=colour, linewidth=1.2, label=text or None)
+            axes.plot(x, y, color=colour, linewidth=1.2, label=text or None, marker="." if len(x) == 1 else "")
         axes.set_title(title, fontsize=10)
         if title.startswith(("trajectories", "policy lag", "mean episode")):
             axes.set_ylim(bottom=0)
@@ -293,8 +292,8 @@ th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px soli
 def _cell(value: Any, css: str = "") -> str:
     if isinstance(value, float):
         value = f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    elif isinstance(value, dict | list):
-        value = json.dumps(value, ensure_ascii=False)
+    elif isinstance(value, list):
+        value = ", ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in value)
     return f'<td class="{css}">{html.escape(str(value))}</td>'
 
 
@@ -334,8 +333,7 @@ def metric_table(metrics: list[dict[str, float]]) -> str:
     for name in dict.fromkeys(name for row in metrics for name in row):
         values = [row[name] for row in metrics if name in row]
         numbers = (values[-1], sum(values) / len(values), min(values), max(values))
-        meaning = _cell(MEANING.get(name, ""), "quiet")
-        rows.append([_cell(name), *(_cell(x, "number") for x in numbers), meaning])
+        rows.append([_cell(name), *(_cell(x, "number") for x in numbers), _cell(MEANING.get(name, ""), "quiet")])
     return _table(["metric", "last", "mean", "lowest", "highest", ""], rows)
 
 
@@ -347,14 +345,15 @@ def trajectory_table(entries: list[Entry]) -> str:
         rows.append([_cell(entry.id, "quiet"), _cell(clock, "quiet"), _cell(entry.instruction),
                      _cell(entry.family, "quiet"), _cell(outcome, outcome), _cell(entry.length),
                      _cell(entry.reason), *map(_cell, (entry.policy_version, entry.worker, entry.split))])
-    head = ["id", "at", "instruction", "family", "outcome", "steps", "reason", "version", "worker", "split"]
-    return _table(head, rows)
+    return _table("id at instruction family outcome steps reason version worker split".split(), rows)
 
 
 def page(run: Run, png: bytes) -> str:
     """One file, no script, nothing loaded from elsewhere, every string escaped."""
     def pairs(values: dict) -> str:
-        return _table(["", ""], [[_cell(key), _cell(value)] for key, value in values.items()])
+        flat = [(f"{key}.{name}".rstrip("."), value) for key, group in values.items()
+                for name, value in (group if isinstance(group, dict) else {"": group}).items()]
+        return _table(["", ""], [[_cell(key), _cell(value)] for key, value in flat])
 
     plain = {key: value for key, value in run.results.items() if key not in ("families", "greedy", "sampled")}
     last = run.entries[:-31:-1]

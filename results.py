@@ -22,9 +22,10 @@ Row = tuple[str, bool, bool | None]
 
 METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute charts/SPS
     losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
-    losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac stats/ess
-    stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle stats/worker_restarts
-    stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size eval/success_rate eval/n""".split()
+    losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac
+    stats/ess stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
+    stats/worker_restarts stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size
+    eval/success_rate eval/n""".split()
 
 
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float]:
@@ -34,7 +35,8 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
     its actions), seconds, policy_seconds, server_batch.
     """
     judged = [row["success"] for row in rows if row["success"] is not None]
-    mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("return", "length", "lag", "invalid", "server_batch")}
+    names = ("return", "length", "lag", "invalid", "server_batch")
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in names}
     # The last minute, or as much of it as there is: training may be younger, and the rows may not reach back so far.
     span = min(60.0, seconds, max(now - rows[0]["at"], 1.0) if len(rows) > 1 else 60.0)
     return {
@@ -114,12 +116,15 @@ def table(results: dict, folder: Path) -> str:
         lines.append(f"{family:<16}{percent(row['warmup']):>8}{percent(row['final']):>8}{row['n']:>6}")
     for mode in ("greedy", "sampled"):
         before, after = results[mode]["warmup"], results[mode]["final"]
-        line = f"{'all, ' + mode:<16}{percent(before['success_rate']):>8}{percent(after['success_rate']):>8}{after['n']:>6}"
+        rates = [percent(found["success_rate"]) for found in (before, after)]
+        line = f"{'all, ' + mode:<16}{rates[0]:>8}{rates[1]:>8}{after['n']:>6}"
         if after["ci95"]:
             line += f"   95 % interval {percent(after['ci95'][0])} to {percent(after['ci95'][1])}"
         lines.append(line)
     return "\n".join(lines) + (
-        f"\n\nSuccess on held-out tasks {percent(results['warmup_success_rate'])} -> {percent(results['success_rate'])} "
-        f"(greedy) after {results['trajectories']} trajectories and {results['wall_seconds'] / 60:.1f} minutes on "
-        f"simulated phones.\nLook at {folder / 'report.html'} and {folder / 'curves.png'}; numbers in {folder / 'results.json'}."
+        f"\n\nSuccess on held-out tasks {percent(results['warmup_success_rate'])} -> "
+        f"{percent(results['success_rate'])} (greedy) after {results['trajectories']} trajectories and "
+        f"{results['wall_seconds'] / 60:.1f} minutes on simulated phones.\n"
+        f"Look at {folder / 'report.html'} and {folder / 'curves.png'}; "
+        f"numbers in {folder / 'results.json'}."
     )

@@ -1,23 +1,22 @@
-"""DistRL: asynchronous distributed reinforcement learning for on-device control agents (arXiv 2410.14803), in one script.
+"""DistRL: asynchronous distributed reinforcement learning for on-device control agents (arXiv 2410.14803).
 
     python run_distrl.py --num-workers 32                 # simulated phones, nothing else needed: 15 minutes on 2 cores
     python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
     python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
 
-N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are written
-to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). The learner publishes
-new weights through shared memory (shared_weights.py) and never waits for a worker, nor a worker for it.
+N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
+written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
+publishes new weights through shared memory (shared_weights.py) and never waits for a worker, nor a worker for it.
 
 Departs from the authors' code: one process per role that lives for the whole run, instead of a restart with all models
-reloaded every two trajectories; no shell, no ssh, no pickle files; a trajectory without a verdict is never trained on as a
-failure; evaluation on instructions that training has not seen.
+reloaded every two trajectories; no shell, no ssh, no pickle files; a trajectory without a verdict is never trained on
+as a failure; evaluation on instructions that training has not seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import queue
 import shutil
@@ -29,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from run_folder import RunStopped, UsageError, check_range, load_checkpoint, make_folder, read_args, save_checkpoint
 from tasks import Task, generate_tasks, load_tasks, overlap
 
 ROOT = Path(__file__).resolve().parent
@@ -72,7 +72,7 @@ class TaskArgs:
     tasks: Path | None = None
     """instruction file to train on, one a line; default: our generator of the same families"""
     eval_tasks: Path | None = None
-    """instruction file to evaluate on; default: held-out instructions of the generator"""
+    """instruction file to evaluate on, repeated or cut to --eval-episodes; default: the generator's held-out ones"""
     skip_unknown_tasks: bool = False
     """leave out lines that no rule understands, instead of stopping"""
     horizon: int | None = None
@@ -84,7 +84,7 @@ class TaskArgs:
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
     eval_every: int = 500
-    """training trajectories between the small evaluations on the way; 0: none"""
+    """training trajectories between small evaluations on the way (64 tasks, greedy); 0: none"""
 
 
 @dataclass
@@ -142,14 +142,6 @@ class Args:
     tasks: TaskArgs = field(default_factory=TaskArgs)
     policy: PolicyArgs = field(default_factory=PolicyArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
-
-
-class UsageError(Exception):
-    """Something the user can mend; printed as one line, exit code 2."""
-
-
-class RunStopped(Exception):
-    """The run cannot go on now; printed as one line, exit code 1."""
 
 
 class Experiment:
@@ -282,6 +274,10 @@ class Experiment:
         before, steps = self.train_seconds, self.pool.env_steps
         self.schedule.training = True
         while not self.stopping and self.trajectories < tasks.total_trajectories:
+            now = time.monotonic()
+            self.train_seconds = before + now - started
+            if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
+                break
             while self.receive():
                 pass
             if self.learner.ready:
@@ -294,10 +290,6 @@ class Experiment:
                 waited = time.monotonic()
                 self.receive(timeout=0.05)
                 self.idle_seconds += time.monotonic() - waited
-            now = time.monotonic()
-            self.train_seconds = before + now - started
-            if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
-                break
             if tasks.eval_every and self.trajectories - asked >= tasks.eval_every:
                 asked = self.trajectories
                 self.schedule.evaluate(self.eval_tasks[:64], f"after {self.trajectories}", (True,), self.args.run.seed)
@@ -327,54 +319,43 @@ class Experiment:
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
-        wanted = min(64, len(self.eval_tasks))
-        evaluated = [name for name, rows in self.evaluations.items() if name.startswith("after") and len(rows) >= wanted]
+        on_the_way = [name for name in self.evaluations if name.startswith("after")]
+        evaluated = [name for name in on_the_way if len(self.evaluations[name]) >= min(64, len(self.eval_tasks))]
         if evaluated:  # written once, in the row that follows its end
             found = rate(self.evaluations.pop(evaluated[0]))
             metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
-            print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {found['success_rate']:.2f} (n {found['n']})")
+            success = "-" if found["success_rate"] is None else f"{found['success_rate']:.2f}"
+            print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {success} (n {found['n']})")
         tasks = self.args.tasks
         per_minute = metrics["charts/trajectories_per_minute"]
         left = max(0, tasks.total_trajectories - self.trajectories) / max(per_minute, 1e-9) * 60
         if tasks.train_minutes:
             left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
         print(
-            f"  {self.trajectories:5d} trajectories | success {metrics['charts/success_rate']:.2f} | {per_minute:4.0f}/min "
-            f"| {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} | {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
+            f"  {self.trajectories:5d} trajectories | success {metrics['charts/success_rate']:.2f} "
+            f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "
+            f"| {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
             f"(waiting {metrics['stats/phone_idle']:.0%}) | left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
         row = {
-            "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1), "trajectories": self.trajectories,
-            "env_steps": self.pool.env_steps,
+            "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
+            "trajectories": self.trajectories, "env_steps": self.pool.env_steps,
         }  # fmt: skip
         append_metrics(self.folder / "metrics.csv", row | metrics)
         if self.tracker:
             self.tracker.log(metrics, step=self.trajectories)
 
     def save(self) -> Path:
-        """Write a checkpoint beside its final name, then rename it: a crash leaves the previous one whole."""
+        """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
         import torch
 
-        folder = self.folder / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{self.trajectories:08d}.pt"
         state = {
-            "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(), "torch_rng": torch.get_rng_state(),
-            "counters": {k: getattr(self, k) for k in self.COUNTERS},
+            "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
+            "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
             "warmup": [list(row) for row in self.evaluations["warmup"]] if self.evaluated("warmup") else [],
         }  # fmt: skip
-        partial = path.with_suffix(".tmp")
-        try:
-            torch.save(state, partial)
-            os.replace(partial, path)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            why = str(error).splitlines()[0]
-            raise RunStopped(f"{path} cannot be written ({why}): is the disk full? The one before it is whole") from error
-        for old in sorted(folder.glob("*.pt"))[:-2]:
-            old.unlink()
-        return path
+        return save_checkpoint(self.folder, self.trajectories, state)
 
     def load(self) -> None:
         """Go on from the newest checkpoint; trajectories journaled after it enter the replay as well."""
@@ -383,15 +364,13 @@ class Experiment:
         from journal import Journal
         from replay import Trajectory
 
-        paths = sorted((self.folder / "checkpoints").glob("*.pt"))
         journal = Journal(self.journal_path)
 
         def fetch(id: int) -> Trajectory:
             entry = journal.get(id)
             return dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
 
-        if paths:
-            state = torch.load(paths[-1], weights_only=True)
+        if state := load_checkpoint(self.folder):
             self.learner.load_state_dict(state["learner"], fetch)
             self.schedule.load_state_dict(state["schedule"])
             torch.set_rng_state(state["torch_rng"])
@@ -430,21 +409,16 @@ class Experiment:
 def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
-    for names, low, high in (
-        ("num_workers eval_episodes publish_every batch_trajectories", 1, math.inf),
-        ("horizon", 1, math.inf),
-        ("replay_capacity", args.tasks.horizon or 20, math.inf),  # the longest trajectory must fit
-        ("dialogs failed_loads slow_loads gamma retrace_lambda negative_scale", 0, 1),
-        ("latency total_trajectories train_minutes eval_every max_staleness learning_rate critic_learning_rate", 0, math.inf),
-        ("updates_per_trajectory learning_starts critic_warmup entropy_coef invalid_coef rho_clip", 0, math.inf),
-        ("ratio_trust priority_alpha", 0, math.inf),
-    ):
-        for name in names.split():
-            if flags[name] is not None and not low <= flags[name] <= high:
-                wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
-                raise UsageError(f"--{name.replace('_', '-')} {flags[name]}: {wanted} is needed")
+    check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
+    check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
+    check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale", 0, 1)
+    check_range(flags, "latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
+    check_range(flags, "critic_learning_rate updates_per_trajectory learning_starts critic_warmup", 0)
+    check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_alpha", 0)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
+    if args.policy.policy and not args.policy.policy.exists():
+        raise UsageError(f"--policy {args.policy.policy}: no such file or folder")
     try:
         skip = args.tasks.skip_unknown_tasks
         train = load_tasks(args.tasks.tasks, skip) if args.tasks.tasks else generate_tasks("train", 8000, args.run.seed)
@@ -456,38 +430,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     if args.run.resume:
         return train, test, args.run.resume
     name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = args.run.runs_dir / name
-    try:
-        args.run.runs_dir.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(args.run.runs_dir).free
-        if free < 500e6:
-            raise UsageError(f"--runs-dir {args.run.runs_dir}: only {free / 1e6:.0f} MB free, a run needs 500 MB")
-        folder.mkdir()
-        config = json.dumps(dataclasses.asdict(args), indent=2, default=lambda path: str(path.absolute()))
-        (folder / "config.json").write_text(config + "\n")
-    except OSError as error:
-        raise UsageError(f"--runs-dir {args.run.runs_dir}: cannot write there ({error.strerror})") from error
-    return train, test, folder
-
-
-def saved_args(folder: Path) -> Args:
-    """The arguments of the run in `folder`, for --resume."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        groups = {f.name: f.default_factory for f in dataclasses.fields(Args)}
-        args = Args(**{name: group(**config[name]) for name, group in groups.items()})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error
-    for group in dataclasses.fields(Args):
-        values = getattr(args, group.name)
-        for name, value in vars(values).items():
-            annotation = type(values).__annotations__[name]
-            if value is not None and "Path" in annotation:
-                setattr(values, name, Path(value))
-            if isinstance(value, list):
-                setattr(values, name, tuple(value))
-    args.run.resume = folder
-    return args
+    return train, test, make_folder(args.run.runs_dir, name, args)
 
 
 def load_policy(args: Args):
@@ -539,9 +482,9 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     pairs = overlap(train_tasks, eval_tasks)
     families = len({t.family for t in train_tasks})
     print(
-        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions of "
-        f"{families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, {pairs['template']} by template).\n"
-        f"  folder {folder}"
+        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions "
+        f"of {families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, "
+        f"{pairs['template']} by template).\n  folder {folder}"
     )
 
     def interrupt(signum, frame):
@@ -602,7 +545,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
 def phases(experiment: Experiment, phones) -> None:
     """Evaluate the warm start, train, evaluate again."""
     if not experiment.evaluated("warmup"):
-        print(f"Evaluating the warm start on {len(experiment.eval_tasks)} held-out tasks, greedy and sampled ...", flush=True)
+        number = len(experiment.eval_tasks)
+        print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
         # Less latency changes nothing but the time that an evaluation takes.
         phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("warmup")
@@ -635,7 +579,9 @@ def main() -> int:
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=__doc__)
     try:
         if args.run.resume:
-            args = saved_args(args.run.resume)
+            folder = args.run.resume
+            args = read_args(folder, Args)
+            args.run.resume = folder
         return run(args)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -4,8 +4,8 @@
                        <-- action text, token ids, log mu, version --
 
 A worker owns one phone and one environment, costs some MB and starts in no time. The policy server answers whatever is
-waiting in one batch (never waiting for more), with the newest weights. Both are processes of an `ActorPool` (actor_pool.py);
-`rollout` alone is an episode loop for any environment and any policy:
+waiting in one batch (never waiting for more), with the newest weights. Both are processes of an `ActorPool`
+(actor_pool.py); `rollout` alone is an episode loop for any environment and any policy:
 
     trajectory = rollout(env, Episode(task, seed=0), act)         # act(prompt, feature, greedy) -> Sample
 

@@ -1,7 +1,8 @@
 """Does the scripted user do every instruction, through real adb and AndroidEnv, and does the judge see it?
 
     python benchmarks/bench_demonstrator.py --num-tasks 360              # the product's own instructions
-    python benchmarks/bench_demonstrator.py general_train.txt general_test.txt    # those of instruction files
+    python benchmarks/bench_demonstrator.py tests/fixtures/aitw/*.txt             # the real ones
+    python benchmarks/bench_demonstrator.py --random                              # valid actions drawn at random instead
 
 Prints for each family the successes, the median steps of an episode, and the median without the steps that
 answer dialogs, slow and failed loads (the shortest solution); then every failure with what was done. Exit
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import random
 import statistics
 import sys
 import threading
@@ -50,15 +52,31 @@ def action_text(kind: str, args: list, size: tuple[int, int]) -> str:
     return format_action(Action(KEYS.get(kind, "TYPE"), UNUSED, UNUSED, *args))
 
 
-def run_episode(env: AndroidEnv, task: Task, seed: int) -> Episode:
-    """The demonstrator does one task."""
+def random_action(task: Task, rng: random.Random, size: tuple[int, int]) -> tuple:
+    """A valid action: half of them taps, else a swipe, a key, or words of the instruction typed."""
+    kind = rng.choice(["tap", "tap", "tap", "swipe", "type", "key"])
+    x, y = rng.random() * (size[0] - 1), rng.random() * (size[1] - 1)
+    if kind == "tap":
+        return "tap", x, y
+    if kind == "swipe":
+        return "swipe", x, y, x, rng.random() * (size[1] - 1)
+    if kind == "type":
+        words = task.instruction.split()
+        start = rng.randrange(len(words))
+        return "type", " ".join(words[start : start + rng.randint(1, 4)])
+    return (rng.choice(list(KEYS)),)
+
+
+def run_episode(env: AndroidEnv, task: Task, seed: int, at_random: bool = False) -> Episode:
+    """The demonstrator, or chance, does one task."""
+    rng = random.Random(seed)
     env.reset(seed=seed, options={"task": task})
     memory: dict = {}
     episode = Episode(task, False, 0, 0, "", [])
     terminated = truncated = False
     while not (terminated or truncated):
         ui = env.judge.screens[-1]      # what the judge saw, even if a slow page has come since
-        kind, *args = next_action(task, ui, memory)
+        kind, *args = random_action(task, rng, env.phone.size) if at_random else next_action(task, ui, memory)
         episode.interruptions += bool(INTERRUPTIONS.intersection(ui.texts))
         episode.actions.append(f"{ui.package.rsplit('.', 1)[-1]}: {kind} {args}")
         _, _, terminated, truncated, info = env.step(action_text(kind, args, env.phone.size))
@@ -67,7 +85,7 @@ def run_episode(env: AndroidEnv, task: Task, seed: int) -> Episode:
     return episode
 
 
-def run_all(tasks: list[Task], phones, seed: int) -> list[Episode]:
+def run_all(tasks: list[Task], phones, seed: int, at_random: bool) -> list[Episode]:
     """Each phone takes the next task when it is free."""
     waiting: queue.SimpleQueue = queue.SimpleQueue()
     for item in enumerate(tasks):
@@ -82,7 +100,7 @@ def run_all(tasks: list[Task], phones, seed: int) -> list[Episode]:
             except queue.Empty:
                 return
             try:
-                done.append(run_episode(env, task, seed + number))
+                done.append(run_episode(env, task, seed + number, at_random))
             except AndroidEnvError as error:
                 done.append(Episode(task, False, 0, 0, str(error), []))
 
@@ -100,6 +118,7 @@ def main() -> int:
     parser.add_argument("--num-tasks", type=int, default=360, help="to generate, a third from each split")
     parser.add_argument("--num-phones", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--random", action="store_true", help="valid actions at random instead of the demonstrator")
     parser.add_argument("--latency", type=float, default=0.02)
     parser.add_argument("--dialogs", type=float, default=0.3)
     parser.add_argument("--failed-loads", type=float, default=0.2)
@@ -113,7 +132,7 @@ def main() -> int:
     tasks = list({task.instruction: task for task in tasks}.values())
     with start_phones(args.num_phones, seed=args.seed, latency=args.latency, dialogs=args.dialogs,
                       failed_loads=args.failed_loads, slow_loads=args.slow_loads) as phones:
-        episodes = run_all(tasks, phones, args.seed)
+        episodes = run_all(tasks, phones, args.seed, args.random)
 
     families: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
@@ -133,6 +152,8 @@ def main() -> int:
     print(f"{len(episodes) - len(failures)} of {len(episodes)} different instructions done; shortest solution: "
           f"median {statistics.median(shortest or [0])} over instructions, {statistics.median(medians)} over "
           "families")
+    if args.random:
+        return 0
     for episode in failures:
         print(f"failed: {episode.task.instruction!r} ({episode.task.family}): {episode.reason}")
         print(*(f"    {action}" for action in episode.actions), sep="\n")

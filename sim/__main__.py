@@ -45,9 +45,11 @@ def port(text: str) -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m sim", description="Simulated phones behind a real adb server."
+        prog="python -m sim",
+        description="Simulated phones behind a real adb server, for anyone's adb, until Ctrl-C.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--num-phones", type=positive, default=4, metavar="N")
+    parser.add_argument("--num-phones", type=positive, default=4, metavar="N", help="how many")
     parser.add_argument(
         "--seed", type=int, default=0, help="layouts, contents, dialogs and times follow from it"
     )

@@ -1,6 +1,10 @@
 """Two simulated phones behind a real adb server, shared by all tests of a run."""
 
-import pytest
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads are 30 times slower on busy cores than one
+
+import pytest  # noqa: E402
 
 from android_env import AdbPhone
 from sim import start_phones

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from results import rate, summarise, table
+import pytest
+
+from report import read_metrics
+from results import METRICS, append_metrics, rate, recent_metrics, summarise, table
 
 WARMUP = [("alarm", True, False), ("alarm", False, True), ("maps", True, True), ("maps", True, None)]
 FINAL = [("alarm", True, True), ("alarm", False, False), ("maps", True, True), ("maps", False, None)]
@@ -21,6 +24,36 @@ def test_the_headline_is_greedy_and_families_count_both_modes():
     assert results["sampled"]["final"]["success_rate"] == 0.0 and results["sampled"]["final"]["unjudged"] == 1
     assert results["families"]["alarm"] == {"warmup": 0.5, "final": 0.5, "n": 2}
     assert results["families"]["maps"] == {"warmup": 1.0, "final": 1.0, "n": 1}
+
+
+def rows(times: list[float]) -> list[dict]:
+    same = {"return": 1.0, "length": 4, "invalid": 0.5, "seconds": 10.0, "policy_seconds": 1.0, "server_batch": 8.0}
+    return [{"success": [True, False, None][i % 3], "lag": i, "at": at, **same} for i, at in enumerate(times)]
+
+
+def test_metrics_of_the_last_trajectories():
+    found = recent_metrics(rows([100.0, 130.0, 150.0]), now=160.0, seconds=600.0)
+    assert found["charts/success_rate"] == 0.5 and found["stats/policy_lag_max"] == 2
+    assert found["stats/phone_idle"] == 0.1
+    assert found["charts/trajectories_per_minute"] == 3
+
+
+@pytest.mark.parametrize("times, seconds, expected", [
+    ([130.0 + 0.1 * i for i in range(300)], 600.0, 600.0),  # so many that the rows do not reach a minute back
+    ([150.0 + i for i in range(10)], 10.0, 60.0),  # training is ten seconds old
+    ([20.0, 30.0, 155.0], 600.0, 1.0),  # two of them long ago
+])  # fmt: skip
+def test_the_rate_is_that_of_the_last_minute(times, seconds, expected):
+    found = recent_metrics(rows(times), now=160.0, seconds=seconds)
+    assert found["charts/trajectories_per_minute"] == pytest.approx(expected, rel=0.01)
+
+
+def test_metrics_file(tmp_path):
+    for step in (1, 2):
+        append_metrics(tmp_path / "metrics.csv", {"step": step, "trajectories": 5 * step, "losses/entropy": 0.25})
+    text = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(text) == 3 and text[0].split(",") == ["step", "trajectories", *METRICS]
+    assert read_metrics(tmp_path / "metrics.csv")[1] == {"step": 2, "trajectories": 10, "losses/entropy": 0.25}
 
 
 def test_the_table_says_where_to_look():

@@ -43,6 +43,22 @@ def test_a_lost_evaluation_episode_is_played_again_a_training_one_is_not():
     assert schedule.next().number == 1 and schedule.next().split == "train"
 
 
+def test_an_evaluation_episode_that_kills_three_workers_is_given_up():
+    schedule = make()
+    schedule.evaluate(generate_tasks("test", 2, seed=0), "final", (True,), seed=0)
+    fatal = schedule.next()
+    assert schedule.lost(fatal) and schedule.next() == fatal and schedule.lost(fatal) and schedule.next() == fatal
+    assert not schedule.lost(fatal) and schedule.next() != fatal
+
+
+def test_rest_drops_what_has_not_begun():
+    schedule = make()
+    schedule.training = True
+    schedule.evaluate(generate_tasks("test", 2, seed=0), "after 5", (True,), seed=0)
+    schedule.rest()
+    assert schedule.next() is None
+
+
 def test_resumes_where_it_stood():
     one, two = make(), make(seed=99)
     one.training = two.training = True

@@ -1,0 +1,115 @@
+"""A run's folder: made, or refused with a sentence; its arguments and checkpoints, written so that a kill harms none.
+
+    folder = make_folder(Path("runs"), "sim__distrl__1__20260101-120000", args)     # with its config.json
+    save_checkpoint(folder, 120, state)                                             # checkpoints/00000120.pt
+    args = read_args(folder, Args); state = load_checkpoint(folder)                 # --resume
+
+`args` is a dataclass of dataclasses of plain values. A checkpoint is read with `weights_only=True`: tensors, numbers
+and strings. It is written beside its final name, flushed, then renamed: a crash leaves the one before whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+LEAST_FREE = 500e6  # bytes on the disk that a run may need
+KEPT = 2  # newest checkpoints kept
+
+
+class UsageError(Exception):
+    """Something the user can mend; printed as one line, exit code 2."""
+
+
+class RunStopped(Exception):
+    """The run cannot go on now, but can be resumed; printed as one line, exit code 1."""
+
+
+def check_range(flags: dict, names: str, low: float, high: float = math.inf) -> None:
+    """Each of the flags is None or in [low, high], or a UsageError names it."""
+    for name in names.split():
+        if flags[name] is not None and not low <= flags[name] <= high:
+            wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
+            raise UsageError(f"--{name.replace('_', '-')} {flags[name]}: {wanted} is needed")
+
+
+def make_folder(runs_dir: Path, name: str, args) -> Path:
+    """A new folder with config.json in it: `name`, or `name-2` and so on when another run has just taken it."""
+    config = json.dumps(dataclasses.asdict(args), indent=2, default=lambda path: str(path.absolute()))
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(runs_dir).free
+        if free < LEAST_FREE:
+            least = f"{LEAST_FREE / 1e6:.0f} MB"
+            raise UsageError(f"--runs-dir {runs_dir}: only {free / 1e6:.0f} MB free, a run needs {least}")
+        for number in itertools.count(1):
+            folder = runs_dir / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                continue
+        (folder / "config.json").write_text(config + "\n")
+    except OSError as error:
+        why = f"cannot write there ({error.strerror}): name another folder"
+        raise UsageError(f"--runs-dir {runs_dir}: {why}") from error
+    return folder
+
+
+def read_args(folder: Path, cls: type):
+    """The arguments, of type `cls`, that `make_folder` wrote."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        args = cls(**{field.name: field.default_factory(**config[field.name]) for field in dataclasses.fields(cls)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error
+    for group in vars(args).values():
+        for name, value in vars(group).items():
+            if value is not None and "Path" in type(group).__annotations__[name]:
+                setattr(group, name, Path(value))
+            if isinstance(value, list):
+                setattr(group, name, tuple(value))
+    return args
+
+
+def save_checkpoint(folder: Path, number: int, state: dict) -> Path:
+    """Write checkpoints/NUMBER.pt; only the newest two are kept."""
+    import torch
+
+    folder = folder / "checkpoints"
+    path = folder / f"{number:08d}.pt"
+    partial = path.with_suffix(".tmp")
+    try:
+        folder.mkdir(exist_ok=True)
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        for old in sorted(folder.glob("*.pt"))[:-KEPT]:
+            old.unlink()
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
+        partial.unlink(missing_ok=True)
+        why = str(error).splitlines()[0]
+        raise RunStopped(f"{path} cannot be written ({why}): is the disk full? The one before is whole") from error
+    return path
+
+
+def load_checkpoint(folder: Path) -> dict | None:
+    """The newest checkpoint, None when there is none yet. UsageError: it cannot be read."""
+    import torch
+
+    paths = sorted((folder / "checkpoints").glob("*.pt"))
+    if not paths:
+        return None
+    try:
+        return torch.load(paths[-1], weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = f"{paths[-1].name} cannot be read ({why}): remove it to use the one before"
+        raise UsageError(f"--resume {folder}: {why}") from error

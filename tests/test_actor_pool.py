@@ -1,0 +1,215 @@
+"""Real processes, real faults: what is killed is replaced, what is finished is kept, what was lost is told."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+
+import adbutils
+import pytest
+import torch  # noqa: F401  (this process has it, as the main process does: its children must not inherit it)
+
+from actor_pool import ActorPool
+from policy import AutoUIPolicy
+from replay import Trajectory
+from schedule import Schedule
+from shared_weights import SharedWeights
+from tasks import generate_tasks
+from worker import PhoneAddress
+
+
+class Actors:
+    """A pool on two phones, and all it reports."""
+
+    TIMEOUT = 4.0
+
+    def __init__(self, phones, path, tasks, on_lost=None):
+        self.arrived: queue.SimpleQueue = queue.SimpleQueue()
+        self.lost: list = []
+        self.schedule = Schedule(tasks, seed=0)
+        policy = AutoUIPolicy.load(path)
+        parameters = [p.detach().numpy() for p in policy.parameters()]
+        self.pool = ActorPool(
+            [PhoneAddress(serial, phones.host, phones.port) for serial in phones.serials],
+            path,
+            lambda context: SharedWeights(context, sum(p.size for p in parameters)),
+            next_episode=self.schedule.next,
+            on_trajectory=lambda episode, data: self.arrived.put((episode, Trajectory.from_bytes(data))),
+            on_lost=lambda episode: (self.lost.append(episode), self.schedule.lost(episode)),
+            env_options={"horizon": 3},
+            worker_timeout=self.TIMEOUT,
+        )
+        self.pool.weights.publish(parameters, 7)
+
+    def wait_for(self, condition, seconds: float = 30.0):
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert self.pool.error is None, self.pool.error
+            assert time.monotonic() < deadline, f"not within {seconds} s; last error: {self.pool.last_error}"
+            time.sleep(0.02)
+        return found
+
+    def next(self, wanted=lambda episode, trajectory: True):
+        """The next trajectory that is `wanted`."""
+        deadline = time.monotonic() + 30
+        while True:
+            episode, trajectory = self.arrived.get(timeout=max(0.01, deadline - time.monotonic()))
+            if wanted(episode, trajectory):
+                return episode, trajectory
+
+    def from_both(self):
+        """Return when each worker has sent a trajectory, sampled from now on."""
+        while not self.arrived.empty():
+            self.arrived.get()
+        for index in (0, 1):
+            self.next(lambda _, t, index=index: t.info["worker"] == index)
+
+    def worker_pid(self, index: int) -> int | None:
+        process = self.pool._slots[index].process
+        return process.pid if process else None
+
+    def replaced(self, index: int, old: int):
+        """Wait until another process has taken this worker's place."""
+        self.wait_for(lambda: self.worker_pid(index) not in (None, old) and self.pool._slots[index].ready)
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("policy") / "policy.safetensors"
+    AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def actors(phones, policy_path):
+    actors = Actors(phones, policy_path, generate_tasks("train", 36, seed=0))
+    actors.pool.start()
+    actors.schedule.training = True
+    yield actors
+    actors.pool.stop()
+    assert not any(alive(pid) for pid in actors.pool.pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def mapped(pid: int, library: str) -> bool:
+    with open(f"/proc/{pid}/maps") as file:
+        return library in file.read()
+
+
+def test_trajectories_arrive_from_every_worker_with_the_published_version(actors):
+    actors.from_both()
+    episode, trajectory = actors.next()
+    assert trajectory.instruction == episode.task.instruction and trajectory.info["seed"] == episode.seed
+    assert 1 <= len(trajectory) <= 3 and set(trajectory.policy_version.tolist()) == {7}
+    assert actors.pool.env_steps >= len(trajectory) and actors.pool.alive == 2 and actors.pool.restarts == 0
+
+
+def test_no_worker_has_torch_or_wandb(actors):
+    """Design: workers are thin. Case E9."""
+    assert mapped(actors.pool._server.pid, "libtorch")
+    assert not any(mapped(actors.worker_pid(index), "libtorch") for index in (0, 1))
+    code = "import sys, actor_pool, worker; print({'torch', 'transformers', 'wandb', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_killed_worker_is_replaced_counted_and_its_evaluation_is_played_elsewhere(actors):
+    """Case E1."""
+    restarts, victim = actors.pool.restarts, actors.worker_pid(0)
+    wanted = actors.schedule.evaluate(generate_tasks("test", 12, seed=0), "kill", (True,), seed=0)
+    # Stopped first, so that it certainly holds evaluation episodes when it dies.
+    actors.wait_for(lambda: any(e.split == "kill" for e in actors.pool._slots[0].pending))
+    os.kill(victim, signal.SIGSTOP)
+    os.kill(victim, signal.SIGKILL)
+    done = [actors.next(lambda e, t: e.split == "kill")[0] for _ in range(wanted)]
+    assert sorted(e.number for e in done) == list(range(wanted))  # each once
+    assert any(e.split == "kill" for e in actors.lost)
+    actors.replaced(0, victim)
+    assert actors.pool.restarts == restarts + 1 and "exit code -9" in actors.pool.last_error
+    assert "worker 0 on" in actors.pool.last_error
+    actors.from_both()
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_other_goes_on(actors):
+    restarts, victim = actors.pool.restarts, actors.worker_pid(1)
+    os.kill(victim, signal.SIGSTOP)
+    for _ in range(3):
+        assert actors.next(lambda e, t: t.info["worker"] == 0)
+    actors.replaced(1, victim)
+    assert actors.pool.restarts == restarts + 1 and f"silent for {actors.TIMEOUT:.0f} s" in actors.pool.last_error
+    assert not alive(victim)
+    actors.from_both()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_policy_server_that_dies_or_hangs_is_replaced_with_the_newest_weights(actors, fault):
+    victim, before = actors.pool._server.pid, actors.pool.server_restarts
+    os.kill(victim, fault)
+    actors.wait_for(lambda: actors.pool.server_restarts > before)
+    actors.wait_for(lambda: actors.pool.server_ready and actors.pool.alive == 2)
+    actors.from_both()
+    assert set(actors.next()[1].policy_version.tolist()) == {7} and actors.pool._server.pid != victim
+
+
+def test_a_phone_that_drops_its_connection_is_connected_again(actors, phones):
+    serial, restarts = phones.serials[0], actors.pool.restarts
+    client = adbutils.AdbClient(host=phones.host, port=phones.port)
+    client.disconnect(serial)
+    actors.from_both()
+    assert actors.next(lambda e, t: t.info["serial"] == serial and t.success is not None)
+    assert actors.pool.restarts == restarts  # the environment recovers by itself
+
+
+def test_phones_that_stand_still_for_a_moment_are_waited_for(actors, phones):
+    os.kill(phones.pid, signal.SIGSTOP)
+    try:
+        steps = actors.pool.env_steps
+        time.sleep(0.5)  # the outage itself
+        assert actors.pool.env_steps - steps <= 4
+    finally:
+        os.kill(phones.pid, signal.SIGCONT)
+    actors.from_both()
+
+
+def test_nothing_leaks_over_many_deaths(actors):
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    actors.from_both()
+    before = None
+    for _ in range(3):
+        victim = actors.worker_pid(0)
+        actors.pool._slots[0].failures = 0  # no back-off here
+        os.kill(victim, signal.SIGKILL)
+        actors.replaced(0, victim)
+        actors.from_both()
+        before = before or descriptors()  # after the first: all that is kept for good is there
+    assert descriptors() <= before + 2
+
+
+def test_when_no_worker_can_live_the_pool_says_why(policy_path):
+    """Case D13: all die, an error and no hang. Nobody listens on port 9."""
+
+    class Nowhere:
+        host, port, serials = "127.0.0.1", 9, ["127.0.0.1:1"] * 2
+
+    actors = Actors(Nowhere, policy_path, generate_tasks("train", 18, seed=0))
+    actors.schedule.training = True
+    for slot in actors.pool._slots:
+        slot.failures = 5  # the sixth death is the last
+    expected = "worker . on 127.0.0.1:1: exit code 3, after .*no adb server at 127.0.0.1:9"
+    with pytest.raises(RuntimeError, match=expected):
+        actors.pool.start()
+        while not actors.pool.error:  # the workers may have been ready for a moment
+            actors.pool._thread.join(timeout=0.1)
+        raise actors.pool.error
+    actors.pool.stop()
+    assert len(actors.lost) >= 2 and not any(alive(pid) for pid in actors.pool.pids)

@@ -1,0 +1,76 @@
+"""A run's folder: what is refused, what survives a kill or a full disk."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+import run_folder
+from run_distrl import AlgorithmArgs, Args, PolicyArgs, TaskArgs, main
+from run_folder import RunStopped, UsageError, load_checkpoint, make_folder, read_args, save_checkpoint
+
+
+def test_arguments_come_back_as_they_were(tmp_path):
+    args = Args(policy=PolicyArgs(policy=tmp_path / "p"), algorithm=AlgorithmArgs(priority_weights=(1.0, 2.0, 3.0)),
+                tasks=TaskArgs(horizon=4))  # fmt: skip
+    one, two = make_folder(tmp_path, "x", args), make_folder(tmp_path, "x", args)  # in the same second
+    assert (one.name, two.name) == ("x", "x-2")
+    args.run.runs_dir = args.run.runs_dir.absolute()
+    assert read_args(one, Args) == read_args(two, Args) == args
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"run": {"colour": 3}}'])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match="not a run's folder"):
+        read_args(tmp_path, Args)
+
+
+def test_a_full_disk_is_noticed_before_the_start(tmp_path, monkeypatch):
+    usage = run_folder.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
+    with pytest.raises(UsageError, match=r"only 3 MB free, a run needs 500 MB"):
+        make_folder(tmp_path / "runs", "x", Args())
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_only_the_newest_two_checkpoints_are_kept(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    for number in (5, 40, 300):
+        save_checkpoint(tmp_path, number, {"number": number, "weights": torch.ones(3)})
+    assert load_checkpoint(tmp_path)["number"] == 300
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000040.pt", "00000300.pt"]
+
+
+def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    """Case E13, and a disk that fills up."""
+    save_checkpoint(tmp_path, 1, {"number": 1})
+
+    def full(state, file):
+        file.write(b"half of")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunStopped, match="No space left on device.*is the disk full"):
+        save_checkpoint(tmp_path, 2, {"number": 2})
+    assert os.listdir(tmp_path / "checkpoints") == ["00000001.pt"] and load_checkpoint(tmp_path) == {"number": 1}
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    save_checkpoint(tmp_path, 1, {"number": 1}).write_bytes(b"PK\x03\x04 not a checkpoint")
+    with pytest.raises(UsageError, match="00000001.pt cannot be read"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("flags", [
+    "--num-workers 0", "--num-workers -3", "--eval-episodes 0", "--dialogs 1.5", "--latency -1", "--latency nan",
+    "--gamma 1.01", "--replay-capacity 10", "--batch-trajectories 0", "--publish-every 0", "--total-trajectories -1",
+])  # fmt: skip
+def test_numbers_out_of_range_are_named(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", *flags.split(), "--runs-dir", str(tmp_path)])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {flags.split()[0]} ") and said.endswith("is needed\n") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
