@@ -9,8 +9,11 @@ An evaluation is a list of (family, greedy, success) rows, success None where th
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import importlib.metadata
+import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +64,15 @@ def append_metrics(path: Path, row: dict) -> None:
         if fresh:
             writer.writeheader()
         writer.writerow({name: row.get(name, "") for name in names})
+
+
+def start_tracking(args, folder: Path):
+    """A Weights and Biases run; offline when there is no key, so that it never asks on a terminal."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    return wandb.init(project="distrl", name=folder.name, dir=str(folder), mode=mode, config=config)
 
 
 def rate(rows: Sequence[Row]) -> dict:

@@ -6,7 +6,7 @@
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
 written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
-publishes new weights through shared memory (shared_weights.py) and never waits for a worker, nor a worker for it.
+publishes new weights through shared memory (shared_weights.py). Workers wait neither for it nor for each other.
 
 Departs from the authors' code: one process per role that lives for the whole run, instead of a restart with all models
 reloaded every two trajectories; no shell, no ssh, no pickle files; a trajectory without a verdict is never trained on
@@ -147,7 +147,7 @@ class Args:
 class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
-    COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "last_id")
+    COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "wall_seconds", "last_id")
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -173,8 +173,8 @@ class Experiment:
         self.trajectories = 0  # training trajectories received
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.stale = 0
-        self.train_seconds = 0.0  # in earlier sessions of this run
-        self.began = time.monotonic()
+        self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
+        self.clock = time.monotonic()
         self.idle_seconds = 0.0
         self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
@@ -350,12 +350,18 @@ class Experiment:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
         import torch
 
+        self.tick()
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
             "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
             "warmup": [list(row) for row in self.evaluations["warmup"]] if self.evaluated("warmup") else [],
         }  # fmt: skip
         return save_checkpoint(self.folder, self.trajectories, state)
+
+    def tick(self) -> None:
+        """Bring `wall_seconds` up to date."""
+        now = time.monotonic()
+        self.wall_seconds, self.clock = self.wall_seconds + now - self.clock, now
 
     def load(self) -> None:
         """Go on from the newest checkpoint; trajectories journaled after it enter the replay as well."""
@@ -389,11 +395,12 @@ class Experiment:
 
         while self.receive():  # what came in while the actors were stopped
             pass
+        self.tick()
         self.policy.save(self.folder / "policy.safetensors")
         tasks = self.args.tasks
         results = summarise(self.evaluations.get("warmup", []), self.evaluations.get("final", [])) | {
             "trajectories": self.trajectories, "updates": self.learner.updates,
-            "wall_seconds": round(time.monotonic() - self.began, 1), "train_seconds": round(self.train_seconds, 1),
+            "wall_seconds": round(self.wall_seconds, 1), "train_seconds": round(self.train_seconds, 1),
             "task_set": {
                 "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
                 "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
@@ -419,18 +426,23 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
     if args.policy.policy and not args.policy.policy.exists():
         raise UsageError(f"--policy {args.policy.policy}: no such file or folder")
-    try:
-        skip = args.tasks.skip_unknown_tasks
-        train = load_tasks(args.tasks.tasks, skip) if args.tasks.tasks else generate_tasks("train", 8000, args.run.seed)
-        held_out = args.tasks.eval_tasks
-        test = load_tasks(held_out, skip) if held_out else generate_tasks("test", args.tasks.eval_episodes, seed=0)
-    except (OSError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
+    test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)
     test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
     if args.run.resume:
         return train, test, args.run.resume
     name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
+
+
+def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:
+    """The instruction file's tasks; none without a file."""
+    try:
+        return load_tasks(path, args.tasks.skip_unknown_tasks) if path else []
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}: give a text file, one instruction a line") from error
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from error
 
 
 def load_policy(args: Args):
@@ -467,7 +479,7 @@ def run(args: Args) -> int:
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task]) -> int:
     """The run in its folder, new or to be resumed. Returns the exit code."""
     from actor_pool import ActorPool, SerialPool
-    from results import table
+    from results import start_tracking, table
     from shared_weights import SharedWeights
     from sim import start_phones
     from worker import PhoneAddress
@@ -479,14 +491,6 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             experiment.load()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
-    pairs = overlap(train_tasks, eval_tasks)
-    families = len({t.family for t in train_tasks})
-    print(
-        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions "
-        f"of {families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, "
-        f"{pairs['template']} by template).\n  folder {folder}"
-    )
-
     def interrupt(signum, frame):
         experiment.stopping = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one kills
@@ -500,6 +504,13 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         )  # fmt: skip
     except (RuntimeError, OSError) as error:
         raise UsageError(str(error)) from error
+    pairs = overlap(train_tasks, eval_tasks)
+    families = len({t.family for t in train_tasks})
+    print(
+        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions "
+        f"of {families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, "
+        f"{pairs['template']} by template).\n  folder {folder}"
+    )
     with phones:
         addresses = [PhoneAddress(serial, phones.host, phones.port) for serial in phones.serials]
         env_options = {"horizon": args.tasks.horizon}
@@ -561,15 +572,6 @@ def phases(experiment: Experiment, phones) -> None:
         print("Evaluating the trained policy ...", flush=True)
         phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("final")
-
-
-def start_tracking(args: Args, folder: Path):
-    """A Weights and Biases run; offline when there is no key, so that it never asks on a terminal."""
-    import wandb
-
-    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-    config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    return wandb.init(project="distrl", name=folder.name, dir=str(folder), mode=mode, config=config)
 
 
 def main() -> int:

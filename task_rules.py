@@ -179,9 +179,9 @@ def _notifications(task, screens) -> tuple[bool, str]:
     seen = [state for state in (_switch(screen, label) for screen in screens) if state]
     now = _switch(screens[-1], label)
     if not now:
-        return False, f"not on {label!r}'s notification settings"
+        return False, f"not on the notification settings of {label}"
     done = now == task.slot("wanted").lower() if task.slot("wanted") else now != seen[0]
-    return done, f"{label!r}'s notifications are {now}, first {seen[0]}"
+    return done, f"notifications of {label} are {now}, first {seen[0]}"
 
 
 def _open_app(task, screens) -> tuple[bool, str]:

@@ -3,8 +3,8 @@
     python warm_start.py                   # rebuilds warm_start.safetensors, the file that run_distrl.py starts from
 
 The demonstrator (sim/demonstrator.py) plays training instructions on simulated phones through adb; the policy learns
-its actions by maximum likelihood. The phones of the demonstrations are gentle (few dialogs, few failed loads), those that
-reinforcement learning meets are not: what is left to learn is what a supervised agent lacks in the field.
+its actions by maximum likelihood. The phones of the demonstrations are gentle (few dialogs, few failed loads), those
+that reinforcement learning meets are not: what is left to learn is what a supervised agent lacks in the field.
 
 Copying the goal's words into TYPE is the hard part for a small network, and it must work for words never seen: in every
 epoch the words that the demonstrator typed are replaced, in the goal and in the actions alike, by random ones
@@ -42,7 +42,7 @@ class Demonstration:
 
 
 def collect_demonstrations(
-    num: int, *, seed: int = 0, num_phones: int = 64, dialogs: float = 0.05, failed_loads: float = 0.03
+    num: int, *, seed: int = 0, num_phones: int = 128, dialogs: float = 0.05, failed_loads: float = 0.03
 ) -> list[Demonstration]:
     """`num` successful demonstrations of training instructions, every family as often."""
     from sim import start_phones
@@ -175,6 +175,9 @@ def clone(
     by_family = {f: [d for d in demonstrations if d.family == f] for f in families}
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     policy.train()
+    # Standardised features are learned from several times sooner; what that changes is folded into the layer below.
+    everything = np.concatenate([d.features for d in demonstrations]).astype(np.float32)
+    mean, deviation = everything.mean(0), everything.std(0) + 0.1
     losses, began = [], time.monotonic()
     for step in range(steps):
         rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -185,14 +188,14 @@ def clone(
             demonstration = rng.choice(by_family[rng.choice(families)])
             if rng.random() < substitution:
                 demonstration = substitute(demonstration, rng)
-            # A typing step is worth more: it is the long one, and the one that must be exact.
-            weights = [3.0 if '"TYPE"' in a else 1.0 for a in demonstration.actions]
+            # Two kinds of step are hard and worth more: finding an icon first, and typing, which must be exact.
+            weights = [3.0 if '"TYPE"' in a else 2.0 if not i else 1.0 for i, a in enumerate(demonstration.actions)]
             for index in rng.choices(range(len(weights)), weights, k=3):
                 rows.append((demonstration.prompts[index], demonstration.features[index], demonstration.actions[index]))
         rows.sort(key=lambda row: len(row[2]))
         prompts, features, actions = zip(*rows, strict=True)
         token_ids = [np.asarray(policy.codec.action_ids(a), np.int32) for a in actions]
-        evaluation = policy.evaluate(list(prompts), np.stack(features).astype(np.float32), token_ids)
+        evaluation = policy.evaluate(list(prompts), (np.stack(features) - mean) / deviation, token_ids)
         loss = -evaluation.token_logprob[evaluation.mask].mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -203,6 +206,10 @@ def clone(
             recent = sum(losses[-100:]) / len(losses[-100:])
             progress(f"  step {step + 1}/{steps}  loss {recent:.4f}  {time.monotonic() - began:.0f} s")
     policy.eval()
+    layer = policy.network.image_dense
+    with torch.no_grad():  # W ((x - mean) / deviation) + b = (W / deviation) x + (b - (W / deviation) mean)
+        layer.weight.div_(torch.from_numpy(deviation))
+        layer.bias.sub_(layer.weight @ torch.from_numpy(mean))
     return sum(losses[-100:]) / max(len(losses[-100:]), 1)
 
 

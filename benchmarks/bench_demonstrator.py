@@ -2,7 +2,7 @@
 
     python benchmarks/bench_demonstrator.py --num-tasks 360              # the product's own instructions
     python benchmarks/bench_demonstrator.py tests/fixtures/aitw/*.txt             # the real ones
-    python benchmarks/bench_demonstrator.py --random                              # valid actions drawn at random instead
+    python benchmarks/bench_demonstrator.py --random                              # random valid actions instead
 
 Prints for each family the successes, the median steps of an episode, and the median without the steps that
 answer dialogs, slow and failed loads (the shortest solution); then every failure with what was done. Exit

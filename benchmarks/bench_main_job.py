@@ -115,7 +115,8 @@ def main() -> None:
     for name in ("greedy warmup", "greedy final", "sampled warmup", "sampled final"):
         values = [row[name] for row in rows]
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{name:<15} mean {statistics.mean(values):.1f} %, standard deviation {spread:.1f}, lowest {min(values):.1f}")
+        mean, lowest = statistics.mean(values), min(values)
+        print(f"{name:<15} mean {mean:.1f} %, standard deviation {spread:.1f}, lowest {lowest:.1f}")
 
 
 if __name__ == "__main__":
