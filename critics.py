@@ -58,11 +58,6 @@ class StepCritic(_Critic):
     def __init__(self, codec, seed: int = 0):
         super().__init__(codec, screens=2, heads=2, seed=seed)
 
-    @staticmethod
-    def value(logits: Tensor) -> Tensor:
-        """V [N] in [0, 1] of logits [N, 2]: the smaller of the two."""
-        return logits.amin(-1).sigmoid()
-
 
 class TrajectoryCritic(_Critic):
     """Logit [N] of a trajectory's success from its first prompt and screen: screens [N, 1408]."""

@@ -330,34 +330,3 @@ def _directory_weights(path: Path) -> dict[str, Tensor]:
             f"no *.safetensors or pytorch_model*.bin in {path}: copy the checkpoint's weights there"
         )
     return state
-
-
-def flat_weights(module: nn.Module, out: np.ndarray | None = None) -> np.ndarray:
-    """All parameters of a module as one float32 [P], tied ones once; `out` may be shared memory: one copy."""
-    parameters = list(module.parameters())
-    size = sum(p.numel() for p in parameters)
-    out = np.empty(size, np.float32) if out is None else out
-    if out.dtype != np.float32 or out.shape != (size,):
-        raise ValueError(
-            f"out is {out.dtype} {out.shape}, expected float32 ({size},): allocate flat_weights(module).shape"
-        )
-    flat, at = torch.from_numpy(out), 0
-    for p in parameters:
-        flat[at : at + p.numel()].copy_(p.detach().reshape(-1))
-        at += p.numel()
-    return out
-
-
-@torch.no_grad()
-def load_flat_weights(module: nn.Module, array: np.ndarray) -> None:
-    """Copies what `flat_weights` gave back into a module of the same architecture."""
-    parameters = list(module.parameters())
-    size = sum(p.numel() for p in parameters)
-    if array.shape != (size,):
-        raise ValueError(
-            f"{array.shape} weights for a module of ({size},) parameters: both need the same policy size"
-        )
-    flat, at = torch.from_numpy(array), 0
-    for p in parameters:
-        p.copy_(flat[at : at + p.numel()].view_as(p))
-        at += p.numel()

@@ -67,12 +67,19 @@ def append_metrics(path: Path, row: dict) -> None:
 
 
 def start_tracking(args, folder: Path):
-    """A Weights and Biases run; offline when there is no key, so that it never asks on a terminal."""
+    """A Weights and Biases run; offline without a key, so that it never asks on a terminal, or without its server."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    return wandb.init(project="distrl", name=folder.name, dir=str(folder), mode=mode, config=config)
+    options = dict(project="distrl", name=folder.name, dir=str(folder), config=config)
+    try:
+        return wandb.init(**options, mode=mode, settings=wandb.Settings(init_timeout=30))
+    except wandb.Error as error:  # no network, or a key that it does not take
+        if mode == "offline":
+            raise
+        print(f"  wandb: {str(error).splitlines()[0]}: logging offline, `wandb sync` sends it later", flush=True)
+        return wandb.init(**options, mode="offline")
 
 
 def rate(rows: Sequence[Row]) -> dict:

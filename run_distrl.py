@@ -404,6 +404,7 @@ class Experiment:
             "task_set": {
                 "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
                 "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
+                "eval_different": len(set(self.eval_tasks)),
             },
             "judge": "rules", "seed": self.args.run.seed, "phones": "simulated", "judge_unknown": self.unknown,
             "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
@@ -418,10 +419,11 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
     check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
-    check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale", 0, 1)
-    check_range(flags, "latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
+    check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
+    check_range(flags, "adb_port", 0, 65535)
+    check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "critic_learning_rate updates_per_trajectory learning_starts critic_warmup", 0)
-    check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_alpha", 0)
+    check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
     if args.policy.policy and not args.policy.policy.exists():
@@ -491,6 +493,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             experiment.load()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
+
     def interrupt(signum, frame):
         experiment.stopping = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one kills
@@ -508,8 +511,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     families = len({t.family for t in train_tasks})
     print(
         f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions "
-        f"of {families} families, {len(eval_tasks)} held out ({pairs['exact']} of them in training, "
-        f"{pairs['template']} by template).\n  folder {folder}"
+        f"of {families} families; {len(eval_tasks)} held-out tasks, {len(set(eval_tasks))} of them different "
+        f"({pairs['exact']} in training, {pairs['template']} by template).\n  folder {folder}"
     )
     with phones:
         addresses = [PhoneAddress(serial, phones.host, phones.port) for serial in phones.serials]
@@ -585,12 +588,9 @@ def main() -> int:
             args = read_args(folder, Args)
             args.run.resume = folder
         return run(args)
-    except UsageError as error:
+    except (UsageError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunStopped as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:  # before there was anything to save
         return 130
 

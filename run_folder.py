@@ -31,11 +31,12 @@ class RunStopped(Exception):
 
 
 def check_range(flags: dict, names: str, low: float, high: float = math.inf) -> None:
-    """Each of the flags is None or in [low, high], or a UsageError names it."""
+    """Each of the flags is None or in [low, high] (a tuple: each number of it), or a UsageError names it."""
     for name in names.split():
-        if flags[name] is not None and not low <= flags[name] <= high:
+        values = flags[name] if isinstance(flags[name], tuple) else (flags[name],)
+        if not all(value is None or low <= value <= high for value in values):
             wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
-            raise UsageError(f"--{name.replace('_', '-')} {flags[name]}: {wanted} is needed")
+            raise UsageError(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: {wanted} is needed")
 
 
 def make_folder(runs_dir: Path, name: str, args) -> Path:

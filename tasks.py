@@ -235,17 +235,22 @@ def load_tasks(path: str, skip_unknown: bool = False) -> list[Task]:
     UnknownInstruction names file, line number and text, unless `skip_unknown`.
     """
     tasks = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                tasks.append(parse_task(line))
-            except UnknownInstruction:
-                if not skip_unknown:
-                    raise UnknownInstruction(
-                        f"{path}, line {number}: no rule reads {line.strip()!r}: correct it, or pass over "
-                        "such lines with --skip-unknown-tasks") from None
+    try:
+        with open(path, encoding="utf-8-sig") as file:           # with or without a byte order mark
+            lines = file.readlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}): give a text file, one "
+                         "instruction a line") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            tasks.append(parse_task(line))
+        except UnknownInstruction:
+            if not skip_unknown:
+                raise UnknownInstruction(
+                    f"{path}, line {number}: no rule reads {line.strip()!r}: correct it, or pass over "
+                    "such lines with --skip-unknown-tasks") from None
     if not tasks:
         raise ValueError(f"{path}: no instruction in it: give a file with one instruction a line")
     return tasks

@@ -182,11 +182,12 @@ def clone(
     import torch
 
     rng = random.Random(seed)
+    mean, whiten = whitening(np.concatenate([d.features for d in demonstrations]).astype(np.float32))
+    demonstrations = [replace(d, features=(d.features - mean) @ whiten) for d in demonstrations]
     families = sorted({d.family for d in demonstrations})
     by_family = {f: [d for d in demonstrations if d.family == f] for f in families}
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     policy.train()
-    mean, whiten = whitening(np.concatenate([d.features for d in demonstrations]).astype(np.float32))
     losses, began = [], time.monotonic()
     for step in range(steps):
         rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -204,7 +205,7 @@ def clone(
         rows.sort(key=lambda row: len(row[2]))
         prompts, features, actions = zip(*rows, strict=True)
         token_ids = [np.asarray(policy.codec.action_ids(a), np.int32) for a in actions]
-        evaluation = policy.evaluate(list(prompts), (np.stack(features) - mean) @ whiten, token_ids)
+        evaluation = policy.evaluate(list(prompts), np.stack(features), token_ids)
         loss = -evaluation.token_logprob[evaluation.mask].mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -384,13 +384,6 @@ class Phone:
         self.changed()
         return app.package
 
-    def install_existing(self, package: str) -> bool:
-        """`pm install-existing`: bring a preinstalled app back."""
-        if package in APPS:
-            self.apps.setdefault(package, APPS[package])
-            self.changed()
-        return package in self.apps
-
     def uninstall(self, package: str) -> bool:
         app = self.apps.get(package)
         if app is None or app.system:

@@ -142,20 +142,22 @@ class Shell:
         except OSError as error:
             err(f"/system/bin/sh: can't open {error.filename}: {error.strerror}\n".encode())
             return 1
-        if command.body is not None:
-            shell = self.child()
-            try:
-                status = await shell._list(command.body, out, err, stdin)
-            except Exit as done:
-                status = done.status
-        else:
-            status = await self._simple(command.words, stdin, out, err)
+        leaving = None
+        try:
+            if command.body is not None:
+                status = await self.child()._list(command.body, out, err, stdin)
+            else:
+                status = await self._simple(command.words, stdin, out, err)
+        except Exit as done:  # of a body, the subshell ends; else this one does, once its output is written
+            status, leaving = done.status, done if command.body is None else None
         for path, data, append in opened:
             try:
                 self.files.write(path, bytes(data), append=append)
             except OSError as error:
                 err(f"/system/bin/sh: {error.filename}: {error.strerror}\n".encode())
                 status = 1
+        if leaving:
+            raise leaving
         return status
 
     async def _redirect(self, redirects, stdin: bytes, out: Write, err: Write):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import re
+import shlex
 import stat
 import time
 from typing import TYPE_CHECKING
@@ -268,6 +269,14 @@ async def sh(p: Process):
     return await p.shell.child().run(source, p.write, p.write_error, p.stdin)
 
 
+async def replace_shell(p: Process):
+    """`exec command`: the shell ends with it."""
+    from sim.shell import Exit
+
+    if p.args:
+        raise Exit(await p.shell.execute(shlex.join(p.args), p.write, p.write_error, p.stdin))
+
+
 def leave(p: Process):
     from sim.shell import Exit  # the shell's tables are made of this module
 
@@ -311,6 +320,7 @@ TOOLS = {
     "sleep": sleep,
     "sh": sh,
     "eval": sh,
+    "exec": replace_shell,
     "exit": leave,
     "export": export,
     "which": which,

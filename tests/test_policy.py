@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import parameters_to_vector
 
 import policy as policy_module
 from autoui import FEATURE_DIM, initialize
-from policy import AutoUIPolicy, flat_weights, load_flat_weights
+from policy import AutoUIPolicy
 from tokenizer import Codec, build_tokenizer
 
 PARITY = Path(__file__).parent / "fixtures" / "autoui_parity"
@@ -73,7 +74,7 @@ def test_start_is_sane_and_heads_step(small):
     assert weights[0].diagonal(-1).mean() > 0.8 and weights[1].diagonal(1).mean() > 0.8
     for name, p in network.named_parameters():
         assert p.std() <= 1.3 or "relative" in name, name
-    assert network.image_dense.weight.std() < 0.05
+    assert network.image_dense.weight.std() < 0.2  # not the N(0, 1) that the library gives layers of a subclass
 
 
 def test_fp16_is_refused_and_bf16_is_finite(small, features, tmp_path):
@@ -260,13 +261,13 @@ def test_a_published_directory_loads(tmp_path):
 
 def test_weights_of_another_size_are_one_error_with_three_keys(small):
     other = AutoUIPolicy.small(d_model=64)
-    before = flat_weights(small)
+    before = parameters_to_vector(small.parameters())
     with pytest.raises(ValueError, match="another policy size") as error:
         small.load_weights(other.network.state_dict())
     message = str(error.value)
     assert "shared.weight: (731, 64) in the file, (731, 96) here" in message
     assert message.count("in the file") == 3
-    np.testing.assert_array_equal(flat_weights(small), before)
+    assert torch.equal(parameters_to_vector(small.parameters()), before)
 
 
 def test_other_files_are_refused_with_a_remedy(small, tmp_path):
@@ -281,17 +282,3 @@ def test_other_files_are_refused_with_a_remedy(small, tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="no config and tokenizer"):
         AutoUIPolicy.load(tmp_path / "other.safetensors")
-
-
-def test_flat_weights_go_round_and_into_shared_memory(small):
-    flat = flat_weights(small)
-    out = np.zeros_like(flat)
-    assert flat_weights(small, out) is out and flat.dtype == np.float32
-    other = AutoUIPolicy.small(seed=9)
-    assert not np.array_equal(flat_weights(other), flat)
-    load_flat_weights(other, out)
-    np.testing.assert_array_equal(flat_weights(other), flat)
-    with pytest.raises(ValueError, match="same policy size"):
-        load_flat_weights(other, flat[1:])
-    with pytest.raises(ValueError, match="expected float32"):
-        flat_weights(other, np.zeros(3))

@@ -1,11 +1,14 @@
 """Evaluations as numbers: unknown verdicts are not failures, greedy and sampled stay apart."""
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from report import read_metrics
-from results import METRICS, append_metrics, rate, recent_metrics, summarise, table
+from results import METRICS, append_metrics, rate, recent_metrics, start_tracking, summarise, table
 
 WARMUP = [("alarm", True, False), ("alarm", False, True), ("maps", True, True), ("maps", True, None)]
 FINAL = [("alarm", True, True), ("alarm", False, False), ("maps", True, True), ("maps", False, None)]
@@ -61,3 +64,38 @@ def test_the_table_says_where_to_look():
     text = table(results, Path("runs/x"))
     assert "50% -> 100%" in text and "12 trajectories and 1.5 minutes" in text
     assert "runs/x/report.html" in text.replace("\\", "/") and "runs/x/results.json" in text.replace("\\", "/")
+
+
+@dataclass
+class Args:
+    out: Path = Path("runs")
+
+
+def test_e9_g9_tracking_without_a_key_is_offline_and_asks_nothing(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = start_tracking(Args(), tmp_path)
+    run.log({"charts/success_rate": 0.5}, step=1)
+    run.finish()
+    assert run.offline and list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_e9_tracking_goes_offline_when_the_server_does_not_answer(tmp_path, monkeypatch, capsys):
+    modes = []
+
+    class Error(Exception):
+        pass
+
+    def init(*, mode, **options):
+        modes.append(mode)
+        if mode == "online":
+            raise Error("no answer\nand more")
+        return mode
+
+    wandb = SimpleNamespace(Error=Error, init=init, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert start_tracking(Args(), tmp_path) == "offline" and modes == ["online", "offline"]
+    assert "no answer: logging offline" in capsys.readouterr().out

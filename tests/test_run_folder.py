@@ -67,6 +67,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 @pytest.mark.parametrize("flags", [
     "--num-workers 0", "--num-workers -3", "--eval-episodes 0", "--dialogs 1.5", "--latency -1", "--latency nan",
     "--gamma 1.01", "--replay-capacity 10", "--batch-trajectories 0", "--publish-every 0", "--total-trajectories -1",
+    "--seed -1", "--adb-port 99999", "--adb-port -1", "--priority-alpha 2", "--priority-weights 1 1 -1",
 ])  # fmt: skip
 def test_numbers_out_of_range_are_named(flags, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["run_distrl.py", *flags.split(), "--runs-dir", str(tmp_path)])

@@ -120,6 +120,11 @@ def test_adbutils_reads_size_focus_and_hierarchy(device):
     assert device.screenshot(error_ok=False).size == (270, 480)
 
 
+def test_logcat_of_the_adb_binary_finds_its_command(phones):
+    done = adb(phones, "logcat", "-d")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_adbutils_exit_codes_and_properties(device):
     assert device.shell2("true", v2=True).returncode == 0
     done = device.shell2("echo a; cat /none; false", v2=True)
@@ -271,6 +276,8 @@ def sh(source: str) -> tuple[str, int]:
         ("echo a#b 2 3>/dev/null", "a#b 2\n", 0),
         ("x=$(false) ; echo $?", "1\n", 0),
         ("exit 3; echo no", "", 3),
+        ("exec echo 'it is'; echo no", "it is\n", 0),
+        ("(exec echo hi > /sdcard/f; echo no); cat /sdcard/f; exec false", "hi\n", 1),
         ("echo 'a", "/system/bin/sh: no closing quote\n", 1),
         ("echo a; (x", "/system/bin/sh: syntax error: unexpected end of file, ')' is missing\n", 1),
         ("input text (x)", "/system/bin/sh: syntax error: unexpected '('\n", 1),

@@ -113,6 +113,15 @@ def test_an_unknown_line_is_named(tmp_path, line):
     assert [task.family for task in load_tasks(str(path), skip_unknown=True)] == ["web_open", "open_app"]
 
 
+def test_a_byte_order_mark_is_no_part_of_an_instruction_and_other_bytes_are_named(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("Open the clock\n", encoding="utf-8-sig")
+    assert [task.instruction for task in load_tasks(str(path))] == ["Open the clock"]
+    path.write_bytes(b"Open the clock\n\xff")
+    with pytest.raises(ValueError, match=r"list\.txt: no UTF-8 text \(invalid start byte at byte 15\)"):
+        load_tasks(str(path))
+
+
 def test_a_file_without_instructions_is_an_error(tmp_path):
     path = tmp_path / "empty.txt"
     path.write_text("\n \n")
