@@ -13,7 +13,8 @@ precede it:
     "[0.7852, 0.6779]",     "typed_text": ""
 
 Departs from the authors' code: text that cannot be parsed is an invalid action with a reason (there: an
-exception, or another action); typed text may hold quotes, commas and colons; STATUS_TASK_IMPOSSIBLE ends the
+exception, or another action), and the prompt's last action stays the last one that was done: garbage in the
+prompt breeds more of it; typed text may hold quotes, commas and colons; STATUS_TASK_IMPOSSIBLE ends the
 episode (there: idles); penalties are floats, off by default (there: truncated to integers); the horizon
 truncates and does not terminate; an outage ends the episode as truncated with `info["error"]`; `reset` undoes
 what the last episode did on the phone (stops and clears the apps it used, uninstalls what it installed)
@@ -204,7 +205,7 @@ class AndroidEnv:
 
     def _begin(self, seed: int | None) -> None:
         self._restore(seed)
-        self._steps, self._repeats, self._actions = 0, 0, []
+        self._steps, self._repeats, self._actions, self._last_action = 0, 0, [], ""
         self._verdict, self._last = None, None
         self.judge.reset(self.task, self._observe())
 
@@ -253,6 +254,8 @@ class AndroidEnv:
         text = action_text[:300] if action.kind == "INVALID" else format_action(action)
         self._repeats = self._repeats + 1 if self._actions and self._actions[-1] == text else 0
         self._actions.append(text)
+        if action.kind != "INVALID":                    # the prompt's last action is one that was done
+            self._last_action = text
         self._steps += 1
         reward = -self.repetition_penalty * self._repeats
         reward -= self.invalid_penalty * (action.kind == "INVALID")
@@ -311,8 +314,7 @@ class AndroidEnv:
         return Observation(self._image, self.task.instruction, tuple(self._actions), self.phone.ui)
 
     def _obs(self) -> dict:
-        last = self._actions[-1] if self._actions else ""
-        return {"image": self._image, "prompt": make_prompt(self.task.instruction, last)}
+        return {"image": self._image, "prompt": make_prompt(self.task.instruction, self._last_action)}
 
     def _info(self, action: Action, changed: bool, seconds: float) -> dict:
         verdict = self._verdict

@@ -35,6 +35,7 @@ from replay import PrioritizedReplay, Trajectory, pad_batch
 class Learner:
     """Owns the policy being trained, both critics, their optimisers and the replay."""
 
+    CRITIC_LEARNING_RATE = 1e-3
     CRITIC_UPDATES = 3  # of the critics for each one of the policy
     ADVANTAGE_CLIP = 3.0  # in deviations
     MAX_GRAD_NORM = 1.0  # policy and critics apart
@@ -44,9 +45,13 @@ class Learner:
         self.config, self.policy = config, policy
         self.critic = StepCritic(policy.codec, seed=seed)
         self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed)
-        self.policy_optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate, betas=(0.9, 0.99))
+        # The screens' projection stays as it is: one step of it moves the code of every screen at once, and the skills
+        # of all tasks with it.
+        policy.network.image_dense.requires_grad_(False)
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99))
         self.critic_optimizer = torch.optim.Adam(
-            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=config.critic_learning_rate
+            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=self.CRITIC_LEARNING_RATE
         )
         self.replay = PrioritizedReplay(config.replay_capacity, alpha=config.priority_alpha, seed=seed)
         self.critic_steps = 0  # updates of the critics alone, before the first of the policy
@@ -199,8 +204,8 @@ class Learner:
         self.skipped += 1
         self._in_a_row[optimizer] += 1
         if self._in_a_row[optimizer] >= 3:
-            flag = "--learning-rate" if optimizer is self.policy_optimizer else "--critic-learning-rate"
-            raise FloatingPointError(f"{what} was not finite three times in a row: lower {flag}")
+            whose = "the policy" if optimizer is self.policy_optimizer else "the critics"
+            raise FloatingPointError(f"{whose}: {what} was not finite three times in a row: lower --learning-rate")
         return {}
 
     def _set_priorities(self, batch: dict, log_rho, entropy, targets, values) -> None:

@@ -93,7 +93,7 @@ class PolicyArgs:
     """policy file to start from; default: the shipped warm start, rebuilt when it is missing"""
     publish_every: int = 4
     """updates between two publications of the weights"""
-    max_staleness: int = 0
+    max_staleness: int = 50
     """drop trajectories older than this many publications from training (they stay in the journal); 0: no bound"""
 
 
@@ -107,8 +107,6 @@ class AlgorithmArgs:
     """off-policy value target: the paper's Retrace, or V-trace"""
     learning_rate: float = 1.5e-4
     """Adam step size of the policy; twice as much loses 15 to 30 points at once at the small size"""
-    critic_learning_rate: float = 1e-3
-    """Adam step size of both critics"""
     batch_trajectories: int = 8
     """whole trajectories an update"""
     updates_per_trajectory: float = 1.0
@@ -422,7 +420,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
-    check_range(flags, "critic_learning_rate updates_per_trajectory learning_starts critic_warmup", 0)
+    check_range(flags, "updates_per_trajectory learning_starts critic_warmup", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
@@ -496,7 +494,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
 
     def interrupt(signum, frame):
         experiment.stopping = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one kills
+        signal.signal(signum, signal.SIG_DFL)  # a second one kills
         os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
 
     try:

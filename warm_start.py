@@ -3,8 +3,8 @@
     python warm_start.py                   # rebuilds warm_start.safetensors, the file that run_distrl.py starts from
 
 The demonstrator (sim/demonstrator.py) plays training instructions on simulated phones through adb; the policy learns
-its actions by maximum likelihood. The phones of the demonstrations are gentle (few dialogs, few failed loads), those
-that reinforcement learning meets are not: what is left to learn is what a supervised agent lacks in the field.
+its actions by maximum likelihood. Steps that answer a dialog or a failed load hardly count (`INTERRUPTED`), as human
+demonstrations hardly have any: what a supervised agent lacks in the field is what reinforcement learning is there for.
 
 Copying the goal's words into TYPE is the hard part for a small network, and it must work for words never seen: in every
 epoch the words that the demonstrator typed are replaced, in the goal and in the actions alike, by random ones
@@ -31,7 +31,10 @@ from tokenizer import WORDS
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A successful episode of the demonstrator: T prompts, T features, T action texts, and the span it typed."""
+    """A successful episode of the demonstrator: T prompts, T features, T action texts, and the span it typed.
+
+    `interrupted` [T]: the screen was a dialog, or a page that failed to load or was still loading.
+    """
 
     instruction: str
     family: str
@@ -39,17 +42,23 @@ class Demonstration:
     prompts: tuple[str, ...]
     features: np.ndarray  # float16 [T, 1408]
     actions: tuple[str, ...]
+    interrupted: tuple[bool, ...]
+
+
+INTERRUPTIONS = {"Allow", "Wait", "Retry", "Loading"}  # texts that only such screens show
+INTERRUPTED = 0.005  # weight of a step that answers one, against 1
+FIRST_SLIP, SLIP = 0.3, 0.06  # probability of a slip before the first recorded step, and before a later one
 
 
 def collect_demonstrations(
-    num: int, *, seed: int = 0, num_phones: int = 128, dialogs: float = 0.05, failed_loads: float = 0.03
+    num: int, *, seed: int = 0, num_phones: int = 128, dialogs: float = 0.1, failed_loads: float = 0.1
 ) -> list[Demonstration]:
     """`num` successful demonstrations of training instructions, every family as often."""
     from sim import start_phones
     from tasks import generate_tasks
 
     jobs: queue.SimpleQueue = queue.SimpleQueue()
-    for number, task in enumerate(generate_tasks("train", num + num // 10, seed)):
+    for number, task in enumerate(generate_tasks("train", num + num // 5, seed)):
         jobs.put((seed * 100_003 + number, task))
     done: list[Demonstration] = []
     errors: list[BaseException] = []
@@ -84,26 +93,38 @@ def collect_demonstrations(
 
 
 def demonstrate(env, task, seed: int) -> Demonstration | None:
-    """One episode of the demonstrator through the environment; None when the judge did not say success."""
+    """One episode of the demonstrator through the environment; None when the judge did not say success.
+
+    Now and then its hand slips to something else on the screen. The slip is not recorded, the way back is: without such
+    steps a policy that has opened the wrong app knows no next step at all.
+    """
     from android_env import format_action
     from screen_features import thumbnail_features
     from sim.demonstrator import next_action
 
     observation, info = env.reset(seed=seed, options={"task": task})
-    prompts, features, actions, memory = [], [], [], {}
-    terminated = truncated = False
+    prompts, features, actions, interrupted, memory = [], [], [], [], {}
+    rng, terminated, truncated = random.Random(seed), False, False
     while not (terminated or truncated):
-        action = format_action(as_action(next_action(task, env.judge.screens[-1], memory), env.phone.size))
+        screen = env.judge.screens[-1]
+        targets = [node for node in screen.nodes if node.clickable]
+        if targets and rng.random() < (SLIP if actions else FIRST_SLIP):
+            slip = as_action(("tap", *rng.choice(targets).center), env.phone.size)
+            observation, _, terminated, truncated, info = env.step(format_action(slip))
+            continue
+        action = format_action(as_action(next_action(task, screen, memory), env.phone.size))
         prompts.append(observation["prompt"])
         features.append(thumbnail_features(observation["image"]))
         actions.append(action)
+        interrupted.append(bool(INTERRUPTIONS.intersection(screen.texts)))
         observation, _, terminated, truncated, info = env.step(action)
-    if not info["success"]:
+    if not info["success"] or not actions:
         return None
     query = task.slot("query")
     return Demonstration(
-        task.instruction, task.family, query, tuple(prompts), np.asarray(features, np.float16), tuple(actions)
-    )
+        task.instruction, task.family, query, tuple(prompts), np.asarray(features, np.float16), tuple(actions),
+        tuple(interrupted),
+    )  # fmt: skip
 
 
 def as_action(move: tuple, size: tuple[int, int]):
@@ -199,7 +220,9 @@ def clone(
             if rng.random() < substitution:
                 demonstration = substitute(demonstration, rng)
             # Two kinds of step are hard and worth more: finding an icon first, and typing, which must be exact.
-            weights = [3.0 if '"TYPE"' in a else 2.0 if not i else 1.0 for i, a in enumerate(demonstration.actions)]
+            weights = [3.0 if '"TYPE"' in a or not i else 1.0 for i, a in enumerate(demonstration.actions)]
+            rare = zip(weights, demonstration.interrupted, strict=True)
+            weights = [weight * (INTERRUPTED if interrupted else 1.0) for weight, interrupted in rare]
             for index in rng.choices(range(len(weights)), weights, k=3):
                 rows.append((demonstration.prompts[index], demonstration.features[index], demonstration.actions[index]))
         rows.sort(key=lambda row: len(row[2]))
@@ -223,7 +246,7 @@ def clone(
     return sum(losses[-100:]) / max(len(losses[-100:]), 1)
 
 
-def build(path: Path, *, demonstrations: int = 1200, steps: int = 5000, seed: int = 0) -> None:
+def build(path: Path, *, demonstrations: int = 3600, steps: int = 3800, seed: int = 0) -> None:
     """Collect, clone and write the policy to `path`."""
     import torch
 
@@ -243,9 +266,9 @@ def build(path: Path, *, demonstrations: int = 1200, steps: int = 5000, seed: in
 class Args:
     out: Path = Path(__file__).resolve().parent / "warm_start.safetensors"
     """where to write the policy"""
-    demonstrations: int = 1200
+    demonstrations: int = 3600
     """successful demonstrations to learn from"""
-    steps: int = 5000
+    steps: int = 3800
     """optimiser steps, 96 actions each"""
     seed: int = 0
     """seed of tasks, phones and network"""

@@ -351,3 +351,10 @@ def test_conformance_the_same_seed_and_actions_give_the_same_frames(env):
 
     frames()
     assert all(np.array_equal(a, b) for a, b in zip(frames(), frames(), strict=True))
+
+
+def test_an_invalid_action_leaves_the_prompt_as_it_was(env):
+    env.reset(seed=1)
+    done, *_ = env.step(format_action(Action("PRESS_HOME")))
+    observation, _, _, _, info = env.step("Action Decision: nothing that can be parsed")
+    assert info["invalid"] and observation["prompt"] == done["prompt"]
