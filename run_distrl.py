@@ -57,9 +57,9 @@ class PhoneArgs:
     """phones, and workers: one each"""
     latency: float = 1.0
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
-    dialogs: float = 0.3
+    dialogs: float = 0.4
     """simulated phones: probability of a permission dialog when an app starts"""
-    failed_loads: float = 0.2
+    failed_loads: float = 0.25
     """simulated phones: probability that a page fails to load"""
     slow_loads: float = 0.1
     """simulated phones: probability that a page loads slowly"""
@@ -79,7 +79,7 @@ class TaskArgs:
     """steps before an episode is cut; default: 15, Web Shopping 20"""
     total_trajectories: int = 4000
     """stop training after this many trajectories ..."""
-    train_minutes: float = 9.5
+    train_minutes: float = 9.0
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
@@ -105,25 +105,25 @@ class AlgorithmArgs:
     """lambda of the Retrace targets"""
     target: Literal["retrace", "vtrace"] = "retrace"
     """off-policy value target: the paper's Retrace, or V-trace"""
-    learning_rate: float = 1.5e-4
-    """Adam step size of the policy; twice as much loses 15 to 30 points at once at the small size"""
+    learning_rate: float = 2e-4
+    """Adam step size of the policy"""
     batch_trajectories: int = 8
     """whole trajectories an update"""
     updates_per_trajectory: float = 1.0
     """the learner waits for new data beyond this ratio"""
-    learning_starts: int = 128
+    learning_starts: int = 96
     """trajectories before the first update"""
-    critic_warmup: int = 300
+    critic_warmup: int = 200
     """updates of the critics alone before the first one of the policy: an untrained critic ruins it"""
     entropy_coef: float = 0.003
     """beta, weight of the entropy bonus"""
-    invalid_coef: float = 0.1
+    invalid_coef: float = 0.003
     """lambda, weight of the invalid-action penalty"""
     rho_clip: float = 1.0
     """upper clip of the importance ratio in the actor loss"""
     ratio_trust: float = 0.5
     """steps whose ratio has left 1 +- this are not pushed further; 0: no bound"""
-    negative_scale: float = 0.3
+    negative_scale: float = 0.1
     """factor on negative advantages"""
     replay_capacity: int = 2000
     """transitions kept for training (the journal keeps all)"""
