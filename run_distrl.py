@@ -55,7 +55,7 @@ class RunArgs:
 class PhoneArgs:
     num_workers: int = 32
     """phones, and workers: one each"""
-    latency: float = 1.0
+    latency: float = 0.7
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.4
     """simulated phones: probability of a permission dialog when an app starts"""
@@ -109,7 +109,7 @@ class AlgorithmArgs:
     """Adam step size of the policy"""
     batch_trajectories: int = 8
     """whole trajectories an update"""
-    updates_per_trajectory: float = 1.0
+    updates_per_trajectory: float = 2.0
     """the learner waits for new data beyond this ratio"""
     learning_starts: int = 96
     """trajectories before the first update"""
