@@ -58,6 +58,7 @@ class Learner:
         self.replay = PrioritizedReplay(config.replay_capacity, alpha=config.priority_alpha, seed=seed)
         self.critic_steps = 0  # updates of the critics alone, before the first of the policy
         self.updates = 0  # updates of the policy
+        self.progress = 0.0  # share of the training budget that is used up, set by the caller
         self.seen = 0  # trajectories ever added
         self.skipped = 0  # steps of an optimiser that were skipped because something was not finite
         self._in_a_row = {self.policy_optimizer: 0, self.critic_optimizer: 0}
@@ -85,8 +86,8 @@ class Learner:
         if self.critic_steps < config.critic_warmup:
             self.critic_steps += 1
             return self._update_critics(self._batch())
-        for group in self.policy_optimizer.param_groups:  # Adam's first steps are large: ramp them up
-            group["lr"] = config.learning_rate * min(1.0, (self.updates + 1) / 80)
+        for group in self.policy_optimizer.param_groups:  # up, as Adam's first steps are large, then down to 0
+            group["lr"] = config.learning_rate * min((self.updates + 1) / 80, max(0.0, 1 - self.progress))
         for _ in range(self.CRITIC_UPDATES - 1):
             self._update_critics(self._batch())
         batch = self._batch()

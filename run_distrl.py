@@ -55,7 +55,7 @@ class RunArgs:
 class PhoneArgs:
     num_workers: int = 32
     """phones, and workers: one each"""
-    latency: float = 0.7
+    latency: float = 0.5
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.4
     """simulated phones: probability of a permission dialog when an app starts"""
@@ -106,10 +106,10 @@ class AlgorithmArgs:
     target: Literal["retrace", "vtrace"] = "retrace"
     """off-policy value target: the paper's Retrace, or V-trace"""
     learning_rate: float = 2e-4
-    """Adam step size of the policy"""
-    batch_trajectories: int = 8
+    """Adam step size of the policy at the start; it falls linearly to 0 at the end of training"""
+    batch_trajectories: int = 16
     """whole trajectories an update"""
-    updates_per_trajectory: float = 2.0
+    updates_per_trajectory: float = 0.5
     """the learner waits for new data beyond this ratio"""
     learning_starts: int = 96
     """trajectories before the first update"""
@@ -278,6 +278,8 @@ class Experiment:
                 break
             while self.receive():
                 pass
+            share = self.train_seconds / (60 * tasks.train_minutes) if tasks.train_minutes else 0.0
+            self.learner.progress = max(share, self.trajectories / tasks.total_trajectories)
             if self.learner.ready:
                 self.update_metrics |= self.learner.update()
                 if self.learner.updates and self.learner.updates % self.args.policy.publish_every == 0:
