@@ -246,9 +246,9 @@ def draw_curves(run: Run) -> bytes:
                           color=ORANGE, markersize=9 if text else 5, zorder=5, label=label, clip_on=False)
             label = None
             if text:
-                above = text == "after" or low < 0.1
+                above = low < 0.1  # below, where the training curve is not
                 axes.annotate(f"{text} {rate:.1%}", (x, high if above else low), textcoords="offset points",
-                              xytext=(0, 7 if above else -7), ha="right" if above else "left", zorder=6,
+                              xytext=(0, 7 if above else -7), ha="right" if text == "after" else "left", zorder=6,
                               va="bottom" if above else "top", color=ORANGE, fontsize=12, fontweight="bold",
                               bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.5})
         axes.set(xlabel=name, ylim=(0, 1), title=f"Success over {('time', 'experience')[side]}")

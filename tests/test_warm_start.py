@@ -10,6 +10,7 @@ from android_env import AdbPhone, AndroidEnv, parse_action
 from evaluator import RuleJudge
 from policy import AutoUIPolicy
 from run_distrl import WARM_START
+from screen_features import thumbnail_features
 from tasks import generate_tasks
 from warm_start import Demonstration, as_action, clone, demonstrate, substitute, whitening
 
@@ -66,8 +67,8 @@ def test_a_demonstration_through_adb(phones):
     task = next(t for t in generate_tasks("train", 100) if t.family == "question")
     env = AndroidEnv(AdbPhone(phones.serials[0], phones.host, phones.port), None, RuleJudge())
     shown = demonstrate(env, task, seed=1)
-    assert shown.query and f'"typed_text": "{shown.query}"' in shown.actions[1]
-    assert len(shown.prompts) == len(shown.features) == len(shown.actions) == len(shown.interrupted) == 3
+    assert shown.query and any(f'"typed_text": "{shown.query}"' in action for action in shown.actions)
+    assert len(shown.prompts) == len(shown.features) == len(shown.actions) == len(shown.interrupted) >= 3
     assert not any(shown.interrupted)
 
 
@@ -77,8 +78,6 @@ def test_the_shipped_warm_start_finds_an_icon(phones):
     env = AndroidEnv(AdbPhone(phones.serials[0], phones.host, phones.port), None, RuleJudge())
     task = next(t for t in generate_tasks("train", 100) if t.family == "travel")
     observation, _ = env.reset(seed=1, options={"task": task})
-    from screen_features import thumbnail_features
-
     answer = policy.act([observation["prompt"]], thumbnail_features(observation["image"])[None], greedy=True)
     action = parse_action(answer.texts[0])
     assert action.is_tap and action.touch[0] < 0.2  # the search bar at the top
