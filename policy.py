@@ -248,7 +248,8 @@ class AutoUIPolicy(nn.Module):
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().cpu().contiguous() for name, p in self.network.named_parameters()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        save_file(state, partial, {"config": json.dumps(self.config), "codec": self.codec.to_json()})
+        # One entry of metadata: the library writes several in an order that differs from file to file.
+        save_file(state, partial, {"policy": json.dumps({"config": self.config, "codec": self.codec.to_json()})})
         os.replace(partial, path)
 
     @classmethod
@@ -274,13 +275,14 @@ class AutoUIPolicy(nn.Module):
         else:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
-                if not {"config", "codec"} <= metadata.keys():
+                if "policy" not in metadata:
                     raise ValueError(
                         f"{path} holds no config and tokenizer: give a file that AutoUIPolicy.save wrote, or "
                         "the directory with its config.json"
                     )
                 state = {key: file.get_tensor(key) for key in file.keys()}
-            config, codec = json.loads(metadata["config"]), Codec.from_json(metadata["codec"])
+            saved = json.loads(metadata["policy"])
+            config, codec = saved["config"], Codec.from_json(saved["codec"])
         policy = cls(config, codec)
         policy.load_weights(state)
         return policy.to(PRECISIONS[precision])

@@ -282,3 +282,10 @@ def test_other_files_are_refused_with_a_remedy(small, tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="no config and tokenizer"):
         AutoUIPolicy.load(tmp_path / "other.safetensors")
+
+
+def test_the_same_policy_is_the_same_file(tmp_path):
+    policy = AutoUIPolicy.small(seed=1)
+    for number in range(6):
+        policy.save(tmp_path / f"{number}.safetensors")
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
