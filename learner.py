@@ -6,7 +6,7 @@ One `update()` is the paper's inner loop (section 4.3):
   2. values V(s_0..s_T) from the critic, log pi of the stored token ids, log rho = log pi - log mu;
   3. Retrace targets V_ret, advantages r + gamma V_ret(s') - V(s), scaled and clipped (aride.py);
   4. one step of the actor on -rho A log pi - beta H + lambda P_invalid, some steps of the critics;
-  5. new priorities for the trajectories just used; every `refresh_every` updates for all of them.
+  5. new priorities for the trajectories just used; every `REFRESH_EVERY` updates for all of them.
 
     learner = Learner(policy, AlgorithmArgs())       # run_distrl.py: every hyperparameter, a sentence each
     learner.add(trajectory, id=journal_id)
@@ -19,7 +19,8 @@ Departs from the paper
   - The critic learns alone first (`critic_warmup` updates on the first `learning_starts` trajectories): an untrained
     critic's advantages destroyed the policy.
   - An invalid action counts in the invalid-action term alone. It did nothing, and its tokens, up to 64 improbable ones,
-    would outweigh the whole batch: with them in the advantage term the policy lost 10 points in 500 updates.
+    would outweigh the whole batch in the advantage term.
+  - The screens' projection (`image_dense`) is not trained: it stays as the warm start left it.
   - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to any other.
 """
 
@@ -47,8 +48,7 @@ class Learner:
         self.config, self.policy = config, policy
         self.critic = StepCritic(policy.codec, seed=seed)
         self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed)
-        # The screens' projection stays as it is: one step of it moves the code of every screen at once, and the skills
-        # of all tasks with it.
+        # One step of this layer moves the code of every screen at once, and the skills of all tasks with it.
         policy.network.image_dense.requires_grad_(False)
         trained = [p for p in policy.parameters() if p.requires_grad]
         self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99))

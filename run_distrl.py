@@ -457,7 +457,7 @@ def load_policy(args: Args):
     if path == WARM_START and not path.exists():
         from warm_start import build
 
-        print("No warm start found: building it once from demonstrations (about 10 minutes).")
+        print("No warm start found: building it once from demonstrations (about 11 minutes).")
         build(path)
     try:
         return AutoUIPolicy.load(path), path
@@ -561,7 +561,7 @@ def phases(experiment: Experiment, phones) -> None:
     if not experiment.evaluated("warmup"):
         number = len(experiment.eval_tasks)
         print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
-        # Less latency changes nothing but the time that an evaluation takes.
+        # Less latency for less waiting; slow loads shrink with it, dialogs and failed loads stay.
         phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("warmup")
         phones.set_latency(experiment.args.phones.latency)

@@ -1,7 +1,7 @@
 """Does the scripted user do every instruction, through real adb and AndroidEnv, and does the judge see it?
 
     python benchmarks/bench_demonstrator.py --num-tasks 360              # the product's own instructions
-    python benchmarks/bench_demonstrator.py tests/fixtures/aitw/*.txt             # the real ones
+    python benchmarks/bench_demonstrator.py tests/fixtures/aitw/*.txt --latency 0 # the real ones
     python benchmarks/bench_demonstrator.py --random                              # random valid actions instead
 
 Prints for each family the successes, the median steps of an episode, and the median without the steps that
@@ -23,15 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from android_env import UNUSED, Action, AdbPhone, AndroidEnv, AndroidEnvError, format_action  # noqa: E402
+from android_env import AdbPhone, AndroidEnv, AndroidEnvError, format_action  # noqa: E402
 from evaluator import RuleJudge  # noqa: E402
 from sim import start_phones  # noqa: E402
 from sim.demonstrator import next_action  # noqa: E402
 from tasks import FAMILIES, Task, generate_tasks, load_tasks  # noqa: E402
-
-KEYS = {"enter": "PRESS_ENTER", "back": "PRESS_BACK", "home": "PRESS_HOME",
-        "complete": "STATUS_TASK_COMPLETE"}
-INTERRUPTIONS = {"Allow", "Wait", "Retry", "Loading"}
+from warm_start import INTERRUPTIONS, as_action  # noqa: E402
 
 
 @dataclass
@@ -42,14 +39,6 @@ class Episode:
     interruptions: int
     reason: str
     actions: list[str]
-
-
-def action_text(kind: str, args: list, size: tuple[int, int]) -> str:
-    """The environment's action for one of the demonstrator's; `size` is (width, height) in pixels."""
-    if kind in ("tap", "swipe"):
-        points = [(y / size[1], x / size[0]) for x, y in zip(args[::2], args[1::2], strict=True)]
-        return format_action(Action("DUAL_POINT", points[0], points[-1]))
-    return format_action(Action(KEYS.get(kind, "TYPE"), UNUSED, UNUSED, *args))
 
 
 def random_action(task: Task, rng: random.Random, size: tuple[int, int]) -> tuple:
@@ -64,7 +53,7 @@ def random_action(task: Task, rng: random.Random, size: tuple[int, int]) -> tupl
         words = task.instruction.split()
         start = rng.randrange(len(words))
         return "type", " ".join(words[start : start + rng.randint(1, 4)])
-    return (rng.choice(list(KEYS)),)
+    return (rng.choice(["enter", "back", "home", "complete"]),)
 
 
 def run_episode(env: AndroidEnv, task: Task, seed: int, at_random: bool = False) -> Episode:
@@ -79,7 +68,7 @@ def run_episode(env: AndroidEnv, task: Task, seed: int, at_random: bool = False)
         kind, *args = random_action(task, rng, env.phone.size) if at_random else next_action(task, ui, memory)
         episode.interruptions += bool(INTERRUPTIONS.intersection(ui.texts))
         episode.actions.append(f"{ui.package.rsplit('.', 1)[-1]}: {kind} {args}")
-        _, _, terminated, truncated, info = env.step(action_text(kind, args, env.phone.size))
+        _, _, terminated, truncated, info = env.step(format_action(as_action((kind, *args), env.phone.size)))
         episode.steps += 1
     episode.success, episode.reason = info["success"] is True, info["verdict_reason"]
     return episode

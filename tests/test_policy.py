@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_tokenizer import BACK, PROMPTS, TAP, TYPE
 from torch.nn.utils import parameters_to_vector
 
 import policy as policy_module
@@ -15,22 +16,6 @@ from policy import AutoUIPolicy
 from tokenizer import Codec, build_tokenizer
 
 PARITY = Path(__file__).parent / "fixtures" / "autoui_parity"
-UNUSED = '"touch_point": "[-1.0, -1.0]", "lift_point": "[-1.0, -1.0]"'
-TAP = (
-    'Action Decision: "action_type": "DUAL_POINT", "touch_point": "[0.7852, 0.6779]", '
-    '"lift_point": "[0.7852, 0.6779]", "typed_text": ""'
-)
-TYPE = f'Action Decision: "action_type": "TYPE", {UNUSED}, "typed_text": "macbook air"'
-BACK = f'Action Decision: "action_type": "PRESS_BACK", {UNUSED}, "typed_text": ""'
-PROMPTS = [
-    "Previous Actions:  Goal: Open the clock",
-    f'Previous Actions: {TAP} Goal: Go to bestbuy.com, search for "macbook air", and select the first entry',
-    f"Previous Actions: {BACK} Goal: What's the capital of Peru?",
-    "Previous Actions:  Goal: x",
-    f"Previous Actions: {TYPE} Goal: Install the Facebook app",
-]
-
-
 @pytest.fixture(scope="module")
 def small():
     return AutoUIPolicy.small(seed=0)
