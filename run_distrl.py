@@ -24,122 +24,14 @@ import signal
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from run_folder import RunStopped, UsageError, check_range, load_checkpoint, make_folder, read_args, save_checkpoint
-from tasks import Task, generate_tasks, load_tasks, overlap
+from args import Args, prepare
+from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
+from tasks import Task, overlap
 
 ROOT = Path(__file__).resolve().parent
 WARM_START = ROOT / "warm_start.safetensors"
-
-
-@dataclass
-class RunArgs:
-    exp_name: str = "distrl"
-    """name of this experiment, part of the run folder's name"""
-    seed: int = 1
-    """seed of the phones, the task order, the sampling and the networks"""
-    runs_dir: Path = Path("runs")
-    """where run folders go"""
-    resume: Path | None = None
-    """go on with this run folder; every other flag is taken from it"""
-    serial: bool = False
-    """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
-    track: bool = False
-    """log to Weights and Biases as well (offline when no key is set)"""
-
-
-@dataclass
-class PhoneArgs:
-    num_workers: int = 32
-    """phones, and workers: one each"""
-    latency: float = 0.5
-    """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
-    dialogs: float = 0.4
-    """simulated phones: probability of a permission dialog when an app starts"""
-    failed_loads: float = 0.25
-    """simulated phones: probability that a page fails to load"""
-    slow_loads: float = 0.1
-    """simulated phones: probability that a page loads slowly"""
-    adb_port: int = 0
-    """port of the adb server that we start; 0: a free one"""
-
-
-@dataclass
-class TaskArgs:
-    tasks: Path | None = None
-    """instruction file to train on, one a line; default: our generator of the same families"""
-    eval_tasks: Path | None = None
-    """instruction file to evaluate on, repeated or cut to --eval-episodes; default: the generator's held-out ones"""
-    skip_unknown_tasks: bool = False
-    """leave out lines that no rule understands, instead of stopping"""
-    horizon: int | None = None
-    """steps before an episode is cut; default: 15, Web Shopping 20"""
-    total_trajectories: int = 4000
-    """stop training after this many trajectories ..."""
-    train_minutes: float = 11.5
-    """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
-    eval_episodes: int = 256
-    """episodes of each evaluation before and after training, greedy and sampled each"""
-    eval_every: int = 500
-    """training trajectories between small evaluations on the way (64 tasks, greedy); 0: none"""
-
-
-@dataclass
-class PolicyArgs:
-    policy: Path | None = None
-    """policy file to start from; default: the shipped warm start, rebuilt when it is missing"""
-    publish_every: int = 4
-    """updates between two publications of the weights"""
-    max_staleness: int = 50
-    """drop trajectories older than this many publications from training (they stay in the journal); 0: no bound"""
-
-
-@dataclass
-class AlgorithmArgs:
-    gamma: float = 0.9
-    """discount of future rewards"""
-    retrace_lambda: float = 1.0
-    """lambda of the Retrace targets"""
-    target: Literal["retrace", "vtrace"] = "retrace"
-    """off-policy value target: the paper's Retrace, or V-trace"""
-    learning_rate: float = 2e-4
-    """Adam step size of the policy at the start; it falls linearly to 0 at the end of training"""
-    batch_trajectories: int = 16
-    """whole trajectories an update"""
-    updates_per_trajectory: float = 0.5
-    """the learner waits for new data beyond this ratio"""
-    learning_starts: int = 96
-    """trajectories before the first update"""
-    critic_warmup: int = 200
-    """updates of the critics alone before the first one of the policy: an untrained critic ruins it"""
-    entropy_coef: float = 0.003
-    """beta, weight of the entropy bonus"""
-    invalid_coef: float = 0.003
-    """lambda, weight of the invalid-action penalty"""
-    rho_clip: float = 1.0
-    """upper clip of the importance ratio in the actor loss"""
-    ratio_trust: float = 0.5
-    """steps whose ratio has left 1 +- this are not pushed further; 0: no bound"""
-    negative_scale: float = 0.1
-    """factor on negative advantages"""
-    replay_capacity: int = 2000
-    """transitions kept for training (the journal keeps all)"""
-    priority_alpha: float = 0.5
-    """DPER: exponent of the priorities; 0 draws uniformly"""
-    priority_weights: tuple[float, float, float] = (50.0, 1.0, 0.01)
-    """DPER: weights of mean |td error|, mean rho and mean entropy (the authors' values)"""
-
-
-@dataclass
-class Args:
-    run: RunArgs = field(default_factory=RunArgs)
-    phones: PhoneArgs = field(default_factory=PhoneArgs)
-    tasks: TaskArgs = field(default_factory=TaskArgs)
-    policy: PolicyArgs = field(default_factory=PolicyArgs)
-    algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
 
 
 class Experiment:
@@ -412,39 +304,6 @@ class Experiment:
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
         return results
-
-
-def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
-    """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
-    flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
-    check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
-    check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
-    check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
-    check_range(flags, "adb_port", 0, 65535)
-    check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
-    check_range(flags, "updates_per_trajectory learning_starts critic_warmup", 0)
-    check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
-    if args.run.serial:
-        args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
-    if args.policy.policy and not args.policy.policy.exists():
-        raise UsageError(f"--policy {args.policy.policy}: no such file or folder")
-    train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
-    test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)
-    test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
-    if args.run.resume:
-        return train, test, args.run.resume
-    name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    return train, test, make_folder(args.run.runs_dir, name, args)
-
-
-def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:
-    """The instruction file's tasks; none without a file."""
-    try:
-        return load_tasks(path, args.tasks.skip_unknown_tasks) if path else []
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}: give a text file, one instruction a line") from error
-    except ValueError as error:
-        raise UsageError(f"{flag} {error}") from error
 
 
 def load_policy(args: Args):

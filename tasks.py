@@ -307,8 +307,7 @@ def _split_closed(instructions: list[str], entity) -> dict[str, list[str]]:
 
 def _entity(text: str) -> str:
     task = parse_task(text)
-    return (task.slot("label") or task.slot("time") or task.slot("tab") or task.slot("mail")
-            or task.slot("period") or task.slot("span") or task.family)
+    return task.slot("label") or task.slot("time") or task.slot("tab") or ("mail" if task.slot("mail") else task.family)
 
 
 @cache
@@ -331,7 +330,8 @@ def _pool(split: str, family: str) -> tuple[tuple[str, ...], ...]:
 def generate_tasks(split: str, num: int, seed: int = 0) -> list[Task]:
     """`num` tasks of "train", "tune" or "test" (no instruction in two of them), each family as often.
 
-    Templates take turns within a family and give all their instructions before any comes twice.
+    Templates take turns within a family, so that one with few instructions is drawn as often as one with many;
+    each gives all of its own before any comes twice.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: use 'train', 'tune' or 'test'")
@@ -342,8 +342,7 @@ def generate_tasks(split: str, num: int, seed: int = 0) -> list[Task]:
     rng.shuffle(order)
     streams = {}
     for family in order:
-        groups = [rng.sample(group, len(group)) for group in _pool(split, family)]
+        groups = [itertools.cycle(rng.sample(group, len(group))) for group in _pool(split, family)]
         rng.shuffle(groups)
-        turns = [text for turn in itertools.zip_longest(*groups) for text in turn if text is not None]
-        streams[family] = itertools.cycle(turns)
+        streams[family] = itertools.chain.from_iterable(zip(*groups, strict=True))
     return [parse_task(next(streams[family])) for family in itertools.islice(itertools.cycle(order), num)]

@@ -3,7 +3,7 @@
     python warm_start.py                   # rebuilds warm_start.safetensors, the file that run_distrl.py starts from
 
 The demonstrator (sim/demonstrator.py) plays training instructions on simulated phones through adb; the policy learns
-its actions by maximum likelihood. Steps that answer a dialog or a failed load hardly count (`INTERRUPTED`), as human
+its actions by maximum likelihood. Steps that answer a dialog or a failed load hardly count (`INTERRUPTIONS`), as human
 demonstrations hardly have any: what a supervised agent lacks in the field is what reinforcement learning is there for.
 
 Copying the goal's words into TYPE is the hard part for a small network, and it must work for words never seen: in every
@@ -33,7 +33,7 @@ from tokenizer import WORDS
 class Demonstration:
     """A successful episode of the demonstrator: T prompts, T features, T action texts, and the span it typed.
 
-    `interrupted` [T]: the screen was a dialog, or a page that failed to load or was still loading.
+    `interruptions` [T]: "" or the key of `INTERRUPTIONS` that the screen showed.
     """
 
     instruction: str
@@ -42,11 +42,12 @@ class Demonstration:
     prompts: tuple[str, ...]
     features: np.ndarray  # float16 [T, 1408]
     actions: tuple[str, ...]
-    interrupted: tuple[bool, ...]
+    interruptions: tuple[str, ...]
 
 
-INTERRUPTIONS = {"Allow", "Wait", "Retry", "Loading"}  # texts that only such screens show
-INTERRUPTED = 0.005  # weight of a step that answers one, against 1
+# Texts that only a dialog, a failed load or a slow one shows, and the weight of a step that answers it, against 1. A
+# press of "Allow" or "Wait" is soon found by chance. "Retry" is not, HOME gets away from a failed load just as well.
+INTERRUPTIONS = {"Allow": 0.005, "Wait": 0.005, "Loading": 0.005, "Retry": 0.02}
 FIRST_SLIP, SLIP = 0.3, 0.06  # probability of a slip before the first recorded step, and before a later one
 
 
@@ -103,7 +104,7 @@ def demonstrate(env, task, seed: int) -> Demonstration | None:
     from sim.demonstrator import next_action
 
     observation, info = env.reset(seed=seed, options={"task": task})
-    prompts, features, actions, interrupted, memory = [], [], [], [], {}
+    prompts, features, actions, interruptions, memory = [], [], [], [], {}
     rng, terminated, truncated = random.Random(seed), False, False
     while not (terminated or truncated):
         screen = env.judge.screens[-1]
@@ -116,14 +117,14 @@ def demonstrate(env, task, seed: int) -> Demonstration | None:
         prompts.append(observation["prompt"])
         features.append(thumbnail_features(observation["image"]))
         actions.append(action)
-        interrupted.append(bool(INTERRUPTIONS.intersection(screen.texts)))
+        interruptions.append(next((text for text in INTERRUPTIONS if text in screen.texts), ""))
         observation, _, terminated, truncated, info = env.step(action)
     if not info["success"] or not actions:
         return None
     query = task.slot("query")
     return Demonstration(
         task.instruction, task.family, query, tuple(prompts), np.asarray(features, np.float16), tuple(actions),
-        tuple(interrupted),
+        tuple(interruptions),
     )  # fmt: skip
 
 
@@ -221,8 +222,8 @@ def clone(
                 demonstration = substitute(demonstration, rng)
             # Two kinds of step are hard and worth more: finding an icon first, and typing, which must be exact.
             weights = [3.0 if '"TYPE"' in a or not i else 1.0 for i, a in enumerate(demonstration.actions)]
-            rare = zip(weights, demonstration.interrupted, strict=True)
-            weights = [weight * (INTERRUPTED if interrupted else 1.0) for weight, interrupted in rare]
+            shown = zip(weights, demonstration.interruptions, strict=True)
+            weights = [weight * INTERRUPTIONS.get(interruption, 1.0) for weight, interruption in shown]
             for index in rng.choices(range(len(weights)), weights, k=3):
                 rows.append((demonstration.prompts[index], demonstration.features[index], demonstration.actions[index]))
         rows.sort(key=lambda row: len(row[2]))

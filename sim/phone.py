@@ -30,6 +30,7 @@ from sim.windows import ErrorPage, LoadingPage, NotificationShade, NotResponding
 HOME, BACK, DELETE, SUBMITS = 3, 4, 67, (66, 160, 23)  # enter, the number pad's enter, the pad's centre
 _KEY_TEXT = {62: " ", **{29 + i: chr(97 + i) for i in range(26)}, **{7 + i: str(i) for i in range(10)}}
 _WALLPAPERS = ("#0b3d5c", "#3b2a5a", "#204b3a", "#5a2a33", "#2b2f36", "#4a3b1f")
+LONGEST_LOAD = 5.0  # s, times the latency scale
 _TAP_SLOP = 8  # px a finger may move and still tap
 
 
@@ -205,7 +206,8 @@ class Phone:
         """
         odds = self.failed_loads if odds is None else odds
         fails, slow, stalls = self.rng.random(), self.rng.random(), self.rng.random()
-        seconds = 3.0 * self.latency * heavy_tail(self.rng)
+        # A page that is slower than a patient user waits would be a failed load.
+        seconds = self.latency * min(3.0 * heavy_tail(self.rng), LONGEST_LOAD)
         like = self.stack[-1]
         if fails < odds:
             page: Screen = ErrorPage(self, like, make_page, site, odds)

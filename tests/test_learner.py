@@ -10,10 +10,10 @@ import torch
 
 import learner as module
 from android_env import Action, format_action, make_prompt
+from args import AlgorithmArgs
 from learner import Learner
 from policy import AutoUIPolicy
 from replay import Trajectory
-from run_distrl import AlgorithmArgs
 
 GOAL = "Open Gmail"
 TAPS = [format_action(Action("DUAL_POINT", (y, 0.5), (y, 0.5))) for y in (0.25, 0.75)]

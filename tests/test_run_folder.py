@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import run_folder
-from run_distrl import AlgorithmArgs, Args, PolicyArgs, TaskArgs, main
+from args import AlgorithmArgs, Args, PolicyArgs, TaskArgs
+from run_distrl import main
 from run_folder import RunStopped, UsageError, load_checkpoint, make_folder, read_args, save_checkpoint
 
 

@@ -68,8 +68,8 @@ def test_a_demonstration_through_adb(phones):
     env = AndroidEnv(AdbPhone(phones.serials[0], phones.host, phones.port), None, RuleJudge())
     shown = demonstrate(env, task, seed=1)
     assert shown.query and any(f'"typed_text": "{shown.query}"' in action for action in shown.actions)
-    assert len(shown.prompts) == len(shown.features) == len(shown.actions) == len(shown.interrupted) >= 3
-    assert not any(shown.interrupted)
+    assert len(shown.prompts) == len(shown.features) == len(shown.actions) == len(shown.interruptions) >= 3
+    assert not any(shown.interruptions)
 
 
 def test_the_shipped_warm_start_finds_an_icon(phones):
