@@ -37,9 +37,9 @@ class PhoneArgs:
     """phones, and workers: one each"""
     latency: float = 0.5
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
-    dialogs: float = 0.4
+    dialogs: float = 0.6
     """simulated phones: probability of a permission dialog when an app starts"""
-    failed_loads: float = 0.25
+    failed_loads: float = 0.3
     """simulated phones: probability that a page fails to load"""
     slow_loads: float = 0.1
     """simulated phones: probability that a page loads slowly"""
