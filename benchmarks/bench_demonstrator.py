@@ -66,7 +66,7 @@ def run_episode(env: AndroidEnv, task: Task, seed: int, at_random: bool = False)
     while not (terminated or truncated):
         ui = env.judge.screens[-1]      # what the judge saw, even if a slow page has come since
         kind, *args = random_action(task, rng, env.phone.size) if at_random else next_action(task, ui, memory)
-        episode.interruptions += bool(INTERRUPTIONS.intersection(ui.texts))
+        episode.interruptions += any(text in INTERRUPTIONS for text in ui.texts)
         episode.actions.append(f"{ui.package.rsplit('.', 1)[-1]}: {kind} {args}")
         _, _, terminated, truncated, info = env.step(format_action(as_action((kind, *args), env.phone.size)))
         episode.steps += 1
