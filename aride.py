@@ -96,7 +96,9 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         raise ValueError(f"gamma and lam must be in [0, 1], got {gamma} and {lam}")
     with torch.inference_mode():  # cheaper calls; the last one, outside, makes an ordinary tensor again
         outside = ~mask
-        ends = terminated | outside if truncated is None else terminated | truncated | outside
+        ends = terminated if truncated is None else terminated | truncated
+        if isinstance(gamma, Tensor):
+            ends = ends | outside  # whatever a masked discount is
         td = _td(rewards, values, next_values, terminated, outside, gamma)
         rho = _accurate(log_rho).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_().masked_fill_(outside, 0.0)
         trace = rho.clamp(max=c_clip).mul_(lam)  # c_t, [B, T]

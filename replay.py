@@ -7,7 +7,6 @@ first, and lets a new one in at the highest priority. `SumTree` draws 256 of a m
 `Trajectory.to_bytes` is what workers send and the journal keeps.
 
 Example:
-
     >>> import numpy as np; from replay import PrioritizedReplay, Trajectory
     >>> step = dict(token_ids=[[5, 1]], logprobs=[[-0.1, -0.2]], rewards=[1.0], invalid=[False])
     >>> t = Trajectory("go home", "home", ["p0", "p1"], np.zeros((2, 8)), ["press home"], **step,
@@ -158,9 +157,8 @@ def pad_batch(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return out
 
 
-_FAN = 16  # children of a node
+_FAN, _TOP, _MAX_MASS = 16, 4096, 1e200  # children of a node; beyond: another level beats a cumsum, sums overflow
 _BEFORE = np.tri(_FAN, k=-1)[::-1].T.copy()  # row @ _BEFORE: column j = the mass left of child 15 - j
-_TOP, _MAX_MASS = 4096, 1e200  # beyond: another level beats a cumulative sum; sums may overflow
 
 
 class SumTree:
@@ -175,9 +173,8 @@ class SumTree:
     def __init__(self, capacity: int):
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.capacity, depth = capacity, 0
-        while (top := -(-capacity // _FAN**depth)) > _TOP:
-            depth += 1
+        self.capacity = capacity
+        top = -(-capacity // _FAN ** (depth := next(d for d in range(99) if capacity <= _TOP * _FAN**d)))
         self._levels = [np.zeros(top * _FAN**i) for i in range(depth, -1, -1)]  # from the leaves up, padded by 0
         self._rows = [level.reshape(-1, _FAN) for level in self._levels[:-1]]  # row sums are the next level
         self._sums = np.zeros(top + 1)  # cumulative, of the top level, from 0
@@ -210,16 +207,14 @@ class SumTree:
 
     def find(self, prefixes) -> np.ndarray:
         """The entry in which each prefix of the total mass falls: [n] in [0, total] -> int64 [n]."""
-        x = np.array(prefixes, np.float64, ndmin=1, copy=None)
-        total = self._sums[-1]
+        x, total = np.array(prefixes, np.float64, ndmin=1, copy=None), self._sums[-1]
         if not (total > 0 and x.size and x.min() >= 0 and x.max() <= total * (1 + 1e-12)):
             raise ValueError(f"prefixes {x[:9].tolist()} must be some in [0, {total}], the mass, > 0")
         return self._find(np.minimum(x, np.nextafter(total, 0)))  # the right edge is the last entry with mass
 
     def _find(self, x: np.ndarray, careful: bool = False) -> np.ndarray:
         node = self._sums[1:].searchsorted(x, side="right")
-        left = x - self._sums.take(node)
-        offset = np.arange(0, _FAN * len(x), _FAN)
+        left, offset = x - self._sums.take(node), np.arange(0, _FAN * len(x), _FAN)
         for rows in reversed(self._rows):
             masses = rows.take(node, 0)  # [n, 16]
             before = masses @ _BEFORE  # [n, 16], from the right: the first that is <= left is the child's
@@ -230,8 +225,7 @@ class SumTree:
                 child[lost] = _FAN - 1 - (masses[lost, ::-1] > 0).argmax(1)
             node = node * _FAN + child
         if not careful and not (hit := self._levels[0].take(node)).all():  # rounding reached past a row's last mass
-            lost = np.flatnonzero(hit == 0)
-            node[lost] = self._find(x[lost], careful=True)
+            node[hit == 0] = self._find(x[hit == 0], careful=True)
         return node
 
     def sample(self, rng: np.random.Generator, n: int) -> np.ndarray:
@@ -239,7 +233,7 @@ class SumTree:
         if not (n >= 1 and self.total > 0):
             raise ValueError(f"n must be >= 1 and the mass > 0, got {n} and {self.total}")
         x = (np.arange(n) + rng.random(n)) * (self.total / n)
-        x[-1] = min(x[-1], np.nextafter(self.total, 0))
+        x[-1] = min(x[-1], np.nextafter(self.total, 0))  # rounding
         return self._find(x)
 
 
@@ -260,8 +254,7 @@ class PrioritizedReplay:
             raise ValueError(f"min_trajectories {min_trajectories} must be in [1, {slots}], the most held")
         self.capacity, self.alpha, self.eps, self.min_trajectories = capacity, alpha, eps, min_trajectories
         self._build = {"capacity": capacity, "alpha": alpha, "eps": eps, "slots": slots}
-        self._rng = np.random.default_rng(seed)
-        self._lock = threading.RLock()
+        self._rng, self._lock = np.random.default_rng(seed), threading.RLock()
         self._clear()
 
     def _clear(self):
@@ -318,12 +311,10 @@ class PrioritizedReplay:
             slot = self._next_slot
             self._tree.set(slot, masses)
             self._slot[id], self._ids[slot], self._trajectories[slot] = slot, id, trajectory
-            self._priorities[slot], self._values[slot] = float(priority), float(value)
-            self._returns[slot] = trajectory.return_
+            self._priorities[slot], self._values[slot], self._returns[slot] = priority, value, trajectory.return_
             self._next_slot = (slot + 1) % self._tree.capacity
             self._next_id = max(self._next_id, id + 1)
-            self.num_transitions += steps
-            self.added += 1
+            self.num_transitions, self.added = self.num_transitions + steps, self.added + 1
             return id
 
     def sample(self, batch: int, *, uniform: bool = False, beta: float = 0.0,
@@ -351,11 +342,11 @@ class PrioritizedReplay:
                 raise NotEnoughData("every priority is 0: set eps > 0 or update the priorities")
             drawn = tree.sample(self._rng, batch)
             chosen = drawn if slots is None else slots[drawn]
-            weights = np.ones(batch, np.float32)
+            weights = np.ones(batch)
             if beta:
                 masses = tree.get(np.arange(tree.capacity))
-                weights = ((tree.get(drawn) / masses[masses > 0].min()) ** -beta).astype(np.float32)
-            return self._ids[chosen], [self._trajectories[s] for s in chosen], weights
+                weights = (tree.get(drawn) / masses[masses > 0].min()) ** -beta
+            return self._ids[chosen], [self._trajectories[s] for s in chosen], weights.astype(np.float32)
 
     def get(self, ids) -> tuple[np.ndarray, list[Trajectory]]:
         """Those of the ids still held, and their trajectories: to refresh every priority, slice by slice."""

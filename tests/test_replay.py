@@ -552,13 +552,15 @@ def test_d2_a_parent_is_the_sum_of_its_row_whatever_rows_are_set_together(size):
 
 
 def test_d3_rounding_that_reaches_past_a_row_finds_the_last_mass_of_it():
-    tree = SumTree(70_001)
-    tree.set([5, 17, 300, 69_000], [0.1, 0.2, 0.3, 0.4])
-    for x in np.linspace(0, tree.total, 1001):
-        for near in (x, np.nextafter(x, 0), np.nextafter(x, 2)):
-            assert tree.find(min(near, tree.total))[0] in (5, 17, 300, 69_000)
-    past = np.array([0.1, 0.1 + 0.2, np.nextafter(tree.total, 2)])  # at and beyond an edge
-    assert tree._find(past[:2]).tolist() == [17, 300] and tree.find(past[2:]).tolist() == [69_000]
+    """A row's sum and the sums from its left are added in different orders: the edge can lie past the last mass."""
+    rng, tree = np.random.default_rng(0), SumTree(70_001)
+    for _ in range(1000):
+        row = 16 * int(rng.integers(70_001 // 16))
+        count = int(rng.integers(2, 16))  # the rest of the row, and all others, are empty
+        tree.set(np.arange(row, row + count), rng.random(count))
+        below = np.nextafter(tree.total, 0)
+        assert tree.find([tree.total, below, below / 2]).tolist()[:2] == [row + count - 1] * 2
+        tree.set(np.arange(row, row + count), 0.0)
 
 
 def test_d12_sampling_an_empty_buffer_or_tree_is_an_error():
