@@ -41,9 +41,9 @@ from torch import Tensor
 LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8; its square still fits a float32, as the effective sample size needs
 
 
-def _check(mask: Tensor, **tensors: Tensor | None) -> None:
+def _check(mask: Tensor, **tensors: Tensor | float | None) -> None:
     """All of one shape [B, T], the mask and other flags boolean; else a ValueError that lists the shapes."""
-    given = {name: x for name, x in tensors.items() if x is not None}
+    given = {name: x for name, x in tensors.items() if not (x is None or isinstance(x, float | int))}
     if mask.ndim != 2 or any(x.shape != mask.shape for x in given.values()):
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {"mask": mask, **given}.items())
         raise ValueError(f"expected tensors of one shape [B, T], got {shapes}")
@@ -91,10 +91,14 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
              retrace: bool) -> Tensor:
     """V + the discounted sum of corrected td errors, [B, T]: the two targets differ in two lines."""
     _check(mask, rewards=rewards, values=values, next_values=next_values, log_rho=log_rho,
-           terminated=terminated, truncated=truncated)
+           terminated=terminated, truncated=truncated, gamma=gamma)
+    if not (0 <= lam <= 1 and (isinstance(gamma, Tensor) or 0 <= gamma <= 1)):
+        raise ValueError(f"gamma and lam must be in [0, 1], got {gamma} and {lam}")
     with torch.inference_mode():  # cheaper calls; the last one, outside, makes an ordinary tensor again
         outside = ~mask
         ends = terminated if truncated is None else terminated | truncated
+        if isinstance(gamma, Tensor):
+            ends = ends | outside  # whatever a masked discount is
         td = _td(rewards, values, next_values, terminated, outside, gamma)
         rho = _accurate(log_rho).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_().masked_fill_(outside, 0.0)
         trace = rho.clamp(max=c_clip).mul_(lam)  # c_t, [B, T]
@@ -106,7 +110,7 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         finite = math.isfinite(delta.sum()) and math.isfinite(rho.sum())
     if not finite:
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0),
-                log_rho=log_rho)
+                log_rho=log_rho, **({"gamma": gamma} if isinstance(gamma, Tensor) else {}))
     with torch.no_grad():
         return delta.add(values).masked_fill_(outside, 0.0)
 
@@ -147,7 +151,7 @@ def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
     `ends` [B, T] (terminated | truncated) is needed only where several trajectories share a row. The label of
     V: 1[G > 0] (hard), or G itself (soft), the only one that is consistent with gamma < 1.
     """
-    _check(mask, rewards=rewards, ends=ends)
+    _check(mask, rewards=rewards, ends=ends, gamma=gamma)
     outside = ~mask
     x = _accurate(rewards).masked_fill(outside, 0.0)
     decay = torch.ones_like(x).mul_(gamma).masked_fill_(outside if ends is None else outside | ends, 0.0)
@@ -157,6 +161,7 @@ def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
     return returns.masked_fill(outside, 0.0)
 
 
+@torch.no_grad()
 def authors_rewards(*, rewards: Tensor, mask: Tensor, gamma: float, step_cost: float = 0.05) -> Tensor:
     """The authors' reward r_t + G_t - step_cost, [B, T]: it counts success twice. Only to reproduce them."""
     returns = discounted_returns(rewards=rewards, mask=mask, gamma=gamma)
@@ -167,7 +172,7 @@ def authors_rewards(*, rewards: Tensor, mask: Tensor, gamma: float, step_cost: f
 def td_errors(*, rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, mask: Tensor,
               gamma: float | Tensor) -> Tensor:
     """td_t = r_t + gamma V(s_{t+1}) - V(s_t), [B, T]; 0 outside the mask."""
-    _check(mask, rewards=rewards, values=values, next_values=next_values, terminated=terminated)
+    _check(mask, rewards=rewards, values=values, next_values=next_values, terminated=terminated, gamma=gamma)
     td = _td(rewards, values, next_values, terminated, ~mask, gamma)
     if not math.isfinite(td.sum()):
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0))
@@ -184,6 +189,8 @@ def advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, targets:
     """
     _check(mask, rewards=rewards, values=values, next_values=next_values, targets=targets,
            terminated=terminated, truncated=truncated)
+    if not math.isfinite(targets.masked_fill(~mask, 0.0).sum()):
+        _refuse(mask, targets=targets)
     follows = torch.zeros_like(mask)  # [B, T]: t+1 is a step of the same trajectory
     follows[:, :-1] = mask[:, 1:]
     if truncated is not None:
@@ -202,6 +209,7 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
     near its start: pushing probability away from an action says nothing about where to.
     """
     _check(mask, advantage=advantage)
+    advantage = _accurate(advantage)
     valid = advantage[mask]
     if not math.isfinite(valid.sum()):
         _refuse(mask, advantage=advantage)
@@ -213,7 +221,7 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
 def importance_ratio(*, logprob: Tensor, behavior_logprob: Tensor, mask: Tensor) -> Tensor:
     """rho, [B, T], from log-probs summed over tokens; log rho clamped to +-20; 0 outside the mask."""
     _check(mask, logprob=logprob, behavior_logprob=behavior_logprob)
-    log_rho = _accurate(logprob - behavior_logprob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    log_rho = (_accurate(logprob) - _accurate(behavior_logprob)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     rho = log_rho.exp_().masked_fill_(~mask, 0.0)
     if not math.isfinite(rho.sum()):
         _refuse(mask, logprob=logprob, behavior_logprob=behavior_logprob)
@@ -295,13 +303,25 @@ def value_loss(*, logits: Tensor, targets: Tensor, mask: Tensor,
                   "label_mean": float(label.mean())}
 
 
-def trajectory_value_loss(*, logits: Tensor, outcomes: Tensor) -> tuple[Tensor, dict[str, float]]:
+def trajectory_value_loss(*, logits: Tensor, outcomes: Tensor, mask: Tensor | None = None,
+                          at: str = "initial") -> tuple[Tensor, dict[str, float]]:
     """Binary cross-entropy of V_traj to the outcome 1[success]. logits [B], outcomes [B] bool or {0, 1}.
 
+    logits [B]: of the one observation of each trajectory that V_traj sees. logits [B, T+1]: of all observations,
+    with the mask [B, T] of the steps (padded on the right); `at` takes one of them: "initial" is s_0, as in the
+    authors' code, "terminal" what was seen after the last step. Only the one taken gets a gradient.
     Trajectories whose judge could not tell have no outcome: leave them out.
     """
-    if logits.ndim != 1 or logits.shape != outcomes.shape:
-        raise ValueError(f"expected logits and outcomes [B], got {tuple(logits.shape)} "
+    if at not in ("initial", "terminal"):
+        raise ValueError(f"at must be 'initial' or 'terminal', got {at!r}")
+    if mask is not None:
+        if mask.dtype != torch.bool or logits.shape != (len(mask), mask.shape[-1] + 1):
+            raise ValueError(f"expected logits [B, T+1] and mask [B, T] of torch.bool, got {tuple(logits.shape)} "
+                             f"and {tuple(mask.shape)} of {mask.dtype}")
+        steps = mask.sum(1, keepdim=True)
+        logits = logits.gather(1, steps if at == "terminal" else torch.zeros_like(steps)).squeeze(1)
+    if logits.ndim != 1 or logits.shape != outcomes.shape or not len(logits):
+        raise ValueError(f"expected logits and outcomes [B], B >= 1, got {tuple(logits.shape)} "
                          f"and {tuple(outcomes.shape)}")
     label = outcomes.to(_accurate(logits).dtype)
     if not ((label == 0) | (label == 1)).all():
@@ -321,8 +341,9 @@ def trajectory_priorities(*, td_error: Tensor, rho: Tensor, entropy: Tensor, mas
     stale step own the buffer. The power alpha is the replay's business.
     """
     _check(mask, td_error=td_error, rho=rho, entropy=entropy)
+    td_error, rho, entropy = _accurate(td_error), _accurate(rho), _accurate(entropy)
     score = w_td * td_error.abs() + w_rho * rho.clamp(max=rho_clip) + w_entropy * entropy
-    score = _accurate(score).masked_fill(~mask, 0.0)
+    score = score.masked_fill(~mask, 0.0)
     if not math.isfinite(score.sum()):
         _refuse(mask, td_error=td_error, rho=rho, entropy=entropy)
     return score.sum(1) / mask.sum(1).clamp(min=1)

@@ -7,7 +7,6 @@ first, and lets a new one in at the highest priority. `SumTree` draws 256 of a m
 `Trajectory.to_bytes` is what workers send and the journal keeps.
 
 Example:
-
     >>> import numpy as np; from replay import PrioritizedReplay, Trajectory
     >>> step = dict(token_ids=[[5, 1]], logprobs=[[-0.1, -0.2]], rewards=[1.0], invalid=[False])
     >>> t = Trajectory("go home", "home", ["p0", "p1"], np.zeros((2, 8)), ["press home"], **step,
@@ -158,9 +157,8 @@ def pad_batch(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
     return out
 
 
-_FAN = 16  # children of a node
+_FAN, _TOP, _MAX_MASS = 16, 4096, 1e200  # children of a node; beyond: another level beats a cumsum, sums overflow
 _BEFORE = np.tri(_FAN, k=-1)[::-1].T.copy()  # row @ _BEFORE: column j = the mass left of child 15 - j
-_TOP, _MAX_MASS = 4096, 1e200  # beyond: another level beats a cumulative sum; sums may overflow
 
 
 class SumTree:
@@ -176,15 +174,13 @@ class SumTree:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
-        self._rows = []  # from the leaves up: [n, 16], whose row sums are the next level
-        while capacity > _TOP:
-            capacity = -(-capacity // _FAN)
-            self._rows.append(np.zeros((capacity, _FAN)))
-        self._levels = [*(rows.reshape(-1) for rows in self._rows), np.zeros(capacity)]  # the same memory
-        self._sums = np.zeros(capacity + 1)  # cumulative, of the top level, from 0
+        top = -(-capacity // _FAN ** (depth := next(d for d in range(99) if capacity <= _TOP * _FAN**d)))
+        self._levels = [np.zeros(top * _FAN**i) for i in range(depth, -1, -1)]  # from the leaves up, padded by 0
+        self._rows = [level.reshape(-1, _FAN) for level in self._levels[:-1]]  # row sums are the next level
+        self._sums = np.zeros(top + 1)  # cumulative, of the top level, from 0
 
     def _indices(self, indices) -> np.ndarray:
-        indices = np.atleast_1d(np.asarray(indices, dtype=np.int64))
+        indices = np.array(indices, dtype=np.int64, ndmin=1, copy=None)
         if indices.size and indices.view(np.uint64).max() >= self.capacity:  # unsigned, negatives are huge
             raise IndexError(f"indices must be in [0, {self.capacity}), got {indices.tolist()[:9]}")
         return indices
@@ -198,7 +194,7 @@ class SumTree:
 
     def set(self, indices, masses) -> None:
         """Masses of some entries; of a repeated index the last mass holds. A ValueError changes nothing."""
-        indices, masses = self._indices(indices), np.atleast_1d(np.asarray(masses, dtype=np.float64))
+        indices, masses = self._indices(indices), np.array(masses, np.float64, ndmin=1, copy=None)
         if not indices.size:
             return
         if not (masses.min() >= 0 and masses.max() <= _MAX_MASS):
@@ -206,35 +202,39 @@ class SumTree:
         self._levels[0][indices] = masses
         for rows, parents in zip(self._rows, self._levels[1:], strict=True):
             indices = indices >> 4
-            parents[indices] = np.add.reduce(rows.take(indices, 0), 1)
+            parents[indices] = np.einsum("ij->i", rows.take(indices, 0))  # a row's sum, whatever rows are beside it
         self._levels[-1].cumsum(out=self._sums[1:])
 
     def find(self, prefixes) -> np.ndarray:
         """The entry in which each prefix of the total mass falls: [n] in [0, total] -> int64 [n]."""
-        x = np.atleast_1d(np.asarray(prefixes, dtype=np.float64))
-        sums = self._sums
-        if not (sums[-1] > 0 and x.min() >= 0 and x.max() <= sums[-1] * (1 + 1e-12)):
-            raise ValueError(f"prefixes {x.min()} to {x.max()} must be in [0, {sums[-1]}], the mass, > 0")
-        node = sums[1:].searchsorted(x, side="right")
-        node = np.minimum(node, sums[1:].searchsorted(sums[-1]))  # the last node with any mass
-        x = x - sums[node]
-        offset = np.arange(0, _FAN * len(x), _FAN)
+        x, total = np.array(prefixes, np.float64, ndmin=1, copy=None), self._sums[-1]
+        if not (total > 0 and x.size and x.min() >= 0 and x.max() <= total * (1 + 1e-12)):
+            raise ValueError(f"prefixes {x[:9].tolist()} must be some in [0, {total}], the mass, > 0")
+        return self._find(np.minimum(x, np.nextafter(total, 0)))  # the right edge is the last entry with mass
+
+    def _find(self, x: np.ndarray, careful: bool = False) -> np.ndarray:
+        node = self._sums[1:].searchsorted(x, side="right")
+        left, offset = x - self._sums.take(node), np.arange(0, _FAN * len(x), _FAN)
         for rows in reversed(self._rows):
             masses = rows.take(node, 0)  # [n, 16]
-            before = masses @ _BEFORE  # [n, 16], from the right: the first that is <= x is the child's
-            column = (before <= x[:, None]).argmax(1)
+            before = masses @ _BEFORE  # [n, 16], from the right: the first that is <= left is the child's
+            column = (before <= left[:, None]).argmax(1)
+            left -= before.take(offset + column)
             child = _FAN - 1 - column
-            x = x - before.reshape(-1)[offset + column]
-            hit = masses.reshape(-1)[offset + child]
-            if not hit.all():  # rounding reached past the row's last mass
-                lost = np.flatnonzero(hit == 0)
+            if careful and (lost := np.flatnonzero(masses.take(offset + child) == 0)).size:
                 child[lost] = _FAN - 1 - (masses[lost, ::-1] > 0).argmax(1)
             node = node * _FAN + child
+        if not careful and not (hit := self._levels[0].take(node)).all():  # rounding reached past a row's last mass
+            node[hit == 0] = self._find(x[hit == 0], careful=True)
         return node
 
     def sample(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """n entries with replacement, one from each n-th of the total mass (less variance)."""
-        return self.find((np.arange(n) + rng.random(n)) * (self.total / n))
+        if not (n >= 1 and self.total > 0):
+            raise ValueError(f"n must be >= 1 and the mass > 0, got {n} and {self.total}")
+        x = (np.arange(n) + rng.random(n)) * (self.total / n)
+        x[-1] = min(x[-1], np.nextafter(self.total, 0))  # rounding
+        return self._find(x)
 
 
 class PrioritizedReplay:
@@ -254,8 +254,7 @@ class PrioritizedReplay:
             raise ValueError(f"min_trajectories {min_trajectories} must be in [1, {slots}], the most held")
         self.capacity, self.alpha, self.eps, self.min_trajectories = capacity, alpha, eps, min_trajectories
         self._build = {"capacity": capacity, "alpha": alpha, "eps": eps, "slots": slots}
-        self._rng = np.random.default_rng(seed)
-        self._lock = threading.RLock()
+        self._rng, self._lock = np.random.default_rng(seed), threading.RLock()
         self._clear()
 
     def _clear(self):
@@ -312,40 +311,41 @@ class PrioritizedReplay:
             slot = self._next_slot
             self._tree.set(slot, masses)
             self._slot[id], self._ids[slot], self._trajectories[slot] = slot, id, trajectory
-            self._priorities[slot], self._values[slot] = float(priority), float(value)
-            self._returns[slot] = trajectory.return_
+            self._priorities[slot], self._values[slot], self._returns[slot] = priority, value, trajectory.return_
             self._next_slot = (slot + 1) % self._tree.capacity
             self._next_id = max(self._next_id, id + 1)
-            self.num_transitions += steps
-            self.added += 1
+            self.num_transitions, self.added = self.num_transitions + steps, self.added + 1
             return id
 
     def sample(self, batch: int, *, uniform: bool = False, beta: float = 0.0,
                top: float | None = None) -> tuple[np.ndarray, list[Trajectory], np.ndarray]:
         """(ids int64 [batch], trajectories, importance weights float32 [batch]), with replacement.
 
-        weights = (N P)^-beta over its largest value in the buffer; beta 0 gives ones. `top=0.1` draws only
-        from the tenth of the buffer with the highest R - V_traj. NotEnoughData below `min_trajectories`.
+        weights = (N P)^-beta over its largest value in the buffer; beta 0 gives ones. `uniform=True`: all alike,
+        whatever their priorities. `top=0.1` draws only from the tenth of the buffer with the highest R - V_traj
+        (its 0.9-quantile and above, ties too); both may be given. NotEnoughData below `min_trajectories`.
         """
-        if batch < 1 or not (top is None or 0 < top <= 1):
-            raise ValueError(f"batch must be >= 1 and top in (0, 1], got {batch} and {top}")
+        if not (batch >= 1 and 0 <= beta < math.inf and (top is None or 0 < top <= 1)):
+            raise ValueError(f"batch must be >= 1, beta >= 0 and top in (0, 1], got {batch}, {beta} and {top}")
         with self._lock:
             if len(self) < self.min_trajectories:
                 raise NotEnoughData(f"{len(self)} trajectories, {self.min_trajectories} needed: collect more")
-            slots = self._live()
-            if top is not None:
-                score = self._returns[slots] - self._values[slots]
-                slots = slots[score >= np.quantile(score, 1 - top)]
-            masses = np.ones(len(slots)) if uniform else self._tree.get(slots)
-            if not masses.any():
-                raise NotEnoughData("every priority is 0: set eps > 0 or update the priorities")
-            tree = self._tree
-            if uniform or top is not None:  # one over the candidates only
+            tree, slots = self._tree, None
+            if uniform or top is not None:  # a tree over the candidates only
+                slots = self._live()
+                if top is not None:
+                    score = self._returns[slots] - self._values[slots]
+                    slots = slots[score >= np.quantile(score, 1 - top)]
                 tree = SumTree(len(slots))
-                tree.set(np.arange(len(slots)), masses)
+                tree.set(np.arange(len(slots)), 1.0 if uniform else self._tree.get(slots))
+            if not tree.total:
+                raise NotEnoughData("every priority is 0: set eps > 0 or update the priorities")
             drawn = tree.sample(self._rng, batch)
-            chosen = drawn if tree is self._tree else slots[drawn]
-            weights = (tree.get(drawn) / masses[masses > 0].min()) ** -beta
+            chosen = drawn if slots is None else slots[drawn]
+            weights = np.ones(batch)
+            if beta:
+                masses = tree.get(np.arange(tree.capacity))
+                weights = (tree.get(drawn) / masses[masses > 0].min()) ** -beta
             return self._ids[chosen], [self._trajectories[s] for s in chosen], weights.astype(np.float32)
 
     def get(self, ids) -> tuple[np.ndarray, list[Trajectory]]:

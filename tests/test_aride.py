@@ -1,6 +1,10 @@
 """aride.py against published vectors, a slow double loop from the formula, identities and gradients."""
 
 import math
+import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -509,3 +513,175 @@ def test_dper_priorities():
     with pytest.raises(ValueError, match="td_error"):
         aride.trajectory_priorities(td_error=t([[math.nan]]), rho=torch.ones(1, 1), entropy=torch.ones(1, 1),
                                     mask=mask[:1, :1])
+
+
+# ---- each demand that had no test of its own
+
+@pytest.mark.parametrize("kind", ["retrace", "vtrace"])
+@pytest.mark.parametrize("seed", range(4))
+def test_float32_is_within_2e6_of_float64_over_random_lengths_flags_and_ratios(kind, seed):
+    for T in (1, 10, 20, 60):
+        arguments = batch(B=64, T=T, seed=seed, dtype=torch.float64) | {"lam": 1.0, "gamma": 0.99}
+        arguments["rewards"] = arguments["rewards"].clamp(-1, 1) * (torch.rand(64, T) < 0.1)
+        arguments["log_rho"] = arguments["log_rho"] * 30  # far beyond both clamps
+        f = getattr(aride, kind)
+        assert (f(**cast(arguments, torch.float32)) - f(**arguments)).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("at", ["rewards", "values", "next_values", "log_rho", "gamma"])
+def test_masked_infinities_are_harmless_wherever_they_stand(at):
+    arguments = batch(B=2, T=6, lengths=[6, 6])
+    arguments["gamma"] = torch.full((2, 6), 0.9)
+    arguments["mask"][:, [0, 3]] = False
+    for f in (aride.retrace, aride.vtrace):
+        want = f(**arguments)
+        for bad in (math.inf, -math.inf, math.nan):
+            assert torch.equal(f(**arguments | {at: arguments[at].masked_fill(~arguments["mask"], bad)}), want)
+
+
+def test_gamma_and_lam_are_checked_and_named():
+    arguments = batch(B=2, T=3, lengths=[3, 3])
+    for changes in ({"gamma": 1.1}, {"gamma": math.nan}, {"lam": -0.1}, {"lam": 2.0}):
+        with pytest.raises(ValueError, match=r"gamma and lam must be in \[0, 1\]"):
+            aride.retrace(**arguments | changes)
+    with pytest.raises(ValueError, match=r"gamma \(3,\)"):
+        aride.vtrace(**arguments | {"gamma": torch.full((3,), 0.9)})
+    with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 6 NaN"):
+        aride.vtrace(**arguments | {"gamma": torch.full((2, 3), math.nan)})
+    step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
+    with pytest.raises(ValueError, match=r"targets \(2, 3\) has 1 NaN .*\[0, 1\]"):
+        aride.advantages(**step, targets=t([[0.0, math.nan, 0], [0, 0, 0]]))
+
+
+def test_c1_the_loss_sees_gradients_through_two_arguments_only():
+    names = ("logprob", "behavior_logprob", "advantage", "entropy")
+    x = {name: t([[-1.0, -2.0, -0.5]]).requires_grad_() for name in names}
+    loss, _ = aride.actor_loss(**x, invalid=torch.tensor([[True, False, False]]), mask=always(x["logprob"]),
+                               entropy_coef=0.3, invalid_coef=0.2, rho_clip=math.inf)
+    loss.backward()
+    assert x["behavior_logprob"].grad is None and x["advantage"].grad is None
+    close(x["entropy"].grad, torch.full((1, 3), -0.1))  # more entropy, less loss
+
+
+ACTOR_SIGNS = {  # one change against: advantage 1, on-policy, log pi -1 and -2 -> the gradient to logprob, twice
+    "advantage up: probability up": (dict(advantage=t([[2.0, 0.0]])), [-2.0, 0.0]),
+    "advantage down: probability down": (dict(advantage=t([[-2.0, 0.0]])), [2.0, 0.0]),
+    "mu smaller, rho above the clip": (dict(behavior_logprob=t([[-3.0, -2.0]])), [-1.0, -1.0]),
+    "mu larger, rho below 1": (dict(behavior_logprob=t([[0.0, -2.0]])), [-math.exp(-1), -1.0]),
+    "rho_clip": (dict(behavior_logprob=t([[-3.0, -2.0]]), rho_clip=2.0), [-2.0, -1.0]),
+    "rho_clip below 1": (dict(rho_clip=0.5), [-0.5, -0.5]),
+    "mask": (dict(mask=torch.tensor([[True, False]])), [-2.0, 0.0]),
+    "invalid_coef: an invalid action down": (
+        dict(invalid=torch.tensor([[True, False]]), invalid_coef=3.0, advantage=t([[0.0, 0.0]])), [3.0, 0.0]),
+    "invalid without its coefficient": (dict(invalid=torch.tensor([[True, True]])), [-1.0, -1.0]),
+    "entropy is not a gradient to logprob": (dict(entropy=t([[9.0, 9.0]]), entropy_coef=5.0), [-1.0, -1.0]),
+    "ratio_trust keeps what is inside": (dict(ratio_trust=0.2), [-1.0, -1.0]),
+    "ratio_trust drops": (dict(behavior_logprob=t([[-3.0, -2.0]]), ratio_trust=0.2), [0.0, -1.0]),
+    "binarise": (dict(advantage=t([[0.01, -7.0]]), binarise=True), [-1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", ACTOR_SIGNS)
+def test_sign_and_gradient_of_each_argument_of_the_actor_loss(name):
+    changes, want = ACTOR_SIGNS[name]
+    close(actor(**changes)[2], t([want]) / 2)
+
+
+def test_entropy_coef_moves_the_loss_down_and_invalid_coef_up_with_the_ratio():
+    base = actor()[0]
+    assert actor(entropy=t([[2.0, 4.0]]), entropy_coef=0.1)[0] == pytest.approx(base - 0.3)
+    _, metrics, _ = actor(invalid=torch.tensor([[True, False]]), invalid_coef=0.5)
+    assert metrics["invalid_penalty"] == pytest.approx(0.25)
+
+
+def test_c5_the_reported_gap_and_a_true_nan():
+    loss, metrics, grad = actor(logprob=t([[-2.0, -1.0]]), behavior_logprob=t([[-91.0, -math.inf]]),
+                                mask=torch.tensor([[True, False]]), rho_clip=math.inf)
+    assert math.isfinite(loss) and grad.isfinite().all() and grad[0, 1] == 0
+    assert metrics["rho_max"] == pytest.approx(math.exp(20), rel=1e-5)
+    with pytest.raises(ValueError, match="logprob"):
+        actor(logprob=t([[math.nan, -1.0]]), behavior_logprob=t([[-1.0, -1.0]]))
+
+
+def test_c13_entropy_of_the_uniform_is_log_4():
+    logp = torch.zeros(4).log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum().reshape(1, 1)
+    assert aride.actor_loss(logprob=logp[:1, None], behavior_logprob=logp[:1, None], advantage=0 * entropy,
+                            entropy=entropy, invalid=never(entropy), mask=always(entropy), entropy_coef=1.0,
+                            invalid_coef=0.0)[1]["entropy"] == pytest.approx(1.386294, abs=1e-6)
+
+
+def test_c17_double_softmax_and_the_step_cost_is_an_argument():
+    logits = torch.tensor([[0.0, 2.0]])
+    got = aride.trajectory_value_loss(logits=logits[:, 1] - logits[:, 0], outcomes=torch.tensor([True]))[0]
+    assert float(got) == pytest.approx(0.126928, abs=1e-6)
+    for cost in (0.0, 0.05, 1.0):
+        shaped = aride.authors_rewards(rewards=t([[0.0, 1.0]]), mask=always(t([[0.0, 1]])), gamma=0.5, step_cost=cost)
+        close(shaped, t([[0.5 - cost, 2.0 - cost]]))
+
+
+def test_trajectory_value_of_the_initial_or_the_terminal_observation():
+    logits = t([[0.0, 1.0, 2.0, 99.0], [3.0, -1.0, math.nan, math.nan]]).requires_grad_()
+    mask, outcomes = torch.tensor([[True, True, False], [True, False, False]]), torch.tensor([True, False])
+    for at, picked in (("initial", [0, 0]), ("terminal", [2, 1])):
+        logits.grad = None
+        loss, _ = aride.trajectory_value_loss(logits=logits, outcomes=outcomes, mask=mask, at=at)
+        rows = logits.detach()[[0, 1], picked]
+        assert loss == aride.trajectory_value_loss(logits=rows, outcomes=outcomes)[0]
+        loss.backward()
+        assert logits.grad.nonzero().tolist() == [[0, picked[0]], [1, picked[1]]]
+    with pytest.raises(ValueError, match="'initial' or 'terminal', got 'last'"):
+        aride.trajectory_value_loss(logits=logits, outcomes=outcomes, mask=mask, at="last")
+    with pytest.raises(ValueError, match=r"logits \[B, T\+1\]"):
+        aride.trajectory_value_loss(logits=logits[:, 1:], outcomes=outcomes, mask=mask)
+    with pytest.raises(ValueError, match="B >= 1"):
+        aride.trajectory_value_loss(logits=torch.zeros(0), outcomes=torch.zeros(0))
+
+
+def test_importance_ratio_is_exact_and_widens_before_it_subtracts():
+    logprob, mu = t([[-1.0, -90.0, 0.0, math.nan]]), t([[-2.0, 0.0, -90.0, math.inf]])
+    mask = torch.tensor([[True, True, True, False]])
+    got = aride.importance_ratio(logprob=logprob.requires_grad_(), behavior_logprob=mu, mask=mask)
+    assert not got.requires_grad
+    assert got[0].tolist() == pytest.approx([math.e, math.exp(-20), math.exp(20), 0.0], rel=1e-6)
+    half = dict(logprob=t([[-100.5]]).bfloat16(), behavior_logprob=t([[-0.0625]]).bfloat16(), mask=mask[:, :1])
+    want = aride.importance_ratio(**cast(half, torch.float64))
+    assert torch.equal(aride.importance_ratio(**half), want.float())
+    with pytest.raises(ValueError, match=r"logprob \(1, 1\) has 1 NaN"):
+        aride.importance_ratio(logprob=t([[math.nan]]), behavior_logprob=t([[0.0]]), mask=mask[:, :1])
+
+
+ALONE = """
+import importlib.metadata, re, sys
+allowed = set(sys.stdlib_module_names) | {MODULE, "__main__", "torchgen", "functorch"}  # torch's own
+waiting = [NEEDS]
+while waiting:  # what is needed and what that itself requires; nothing else can be imported
+    name = waiting.pop()
+    if name not in allowed:
+        allowed.add(name)
+        found = importlib.metadata.requires(name) or []
+        waiting += [re.split("[^A-Za-z0-9_.-]", r)[0].lower().replace("-", "_") for r in found if "extra" not in r]
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+exec(README)
+import doctest
+done = doctest.testmod(sys.modules[MODULE])
+assert done.attempted >= 4 and not done.failed
+assert not {"numpy", "transformers"} & set(sys.modules) - {NEEDS}
+"""
+
+
+def test_copied_alone_the_readmes_lines_run_with_torch_only(tmp_path):
+    from test_readme import BLOCKS
+
+    lines, = (block for block in BLOCKS if "from aride import" in block)
+    shutil.copy(aride.__file__, tmp_path)
+    code = f"MODULE, NEEDS, README = 'aride', 'torch', {lines!r}\n" + ALONE
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tensor([[0.8100, 0.9000, 1.0000]])")

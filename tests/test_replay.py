@@ -2,8 +2,14 @@
 
 import io
 import json
+import math
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -486,12 +492,148 @@ def test_a_collector_may_add_while_the_learner_draws():
     assert buffer._tree.total == pytest.approx(len(buffer) * (1 + 1e-6) ** 0.5)
 
 
-def test_numpy_alone_is_enough(tmp_path):
-    import shutil
-    import subprocess
-    import sys
+RSS = """
+import numpy as np
+from replay import PrioritizedReplay, Trajectory
+made = 0
+def grow(buffer, steps):  # the journal's size: 10 steps, the features of a screen each
+    global made
+    for _ in range(steps // 10):
+        made += 1
+        buffer.add(Trajectory("go", "home", ["p"] * 11, np.full((11, 1408), made % 99), ["a"] * 10, [[1, 2]] * 10,
+                              [[-1.0, -2.0]] * 10, [0.0] * 10, [False] * 10, [made] * 10, True, False))
+        if made % 20 == 0:
+            ids, _, _ = buffer.sample(16, beta=0.4)
+            buffer.update_priorities(ids, np.ones(16))
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+buffer, empty = PrioritizedReplay(20_000), rss()
+grow(buffer, 20_000)
+once = rss() - empty
+grow(buffer, 40_000)
+print(once, rss() - empty, len(buffer))
+"""
 
+
+def test_d19_the_process_stays_flat_at_three_times_the_capacity():
+    done = subprocess.run([sys.executable, "-c", RSS], cwd=Path(replay.__file__).parent, check=True,
+                          capture_output=True, text=True)
+    once, thrice, held = map(int, done.stdout.split())
+    assert held == 2000 and once > 20_000 * 1408 * 2  # the features alone
+    assert thrice < 1.1 * once, (once, thrice)
+
+
+def test_d2_exact_after_ten_million_updates():
+    rng, size, n = np.random.default_rng(0), 2**16, 8192
+    tree, mirror = SumTree(size), np.zeros(size)
+    pool = 10.0 ** rng.uniform(-6, 6, n)  # from 1e-6 to 1e6: differences would lose all digits of the small ones
+    for i in range(10_000_000 // n + 1):
+        start = i * 40_503 % size
+        indices, masses = (np.arange(start, start + n) * 25_173) % size, np.roll(pool, i * 101)
+        tree.set(indices, masses)
+        mirror[indices] = masses
+    assert np.array_equal(tree.get(np.arange(size)), mirror)
+    assert tree.total == pytest.approx(math.fsum(mirror), rel=1e-12)
+    tree.set(np.arange(size), 1e-6)
+    assert tree.total == pytest.approx(size * 1e-6, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [4097, 70_001])
+def test_d2_a_parent_is_the_sum_of_its_row_whatever_rows_are_set_together(size):
+    rng = np.random.default_rng(3)
+    masses, want = rng.random(size), SumTree(size)
+    want.set(np.arange(size), masses)
+    tree, order, start = SumTree(size), rng.permutation(size), 0
+    while start < size:
+        part = order[start : start + int(rng.integers(1, 40))]
+        tree.set(part, masses[part])
+        start += len(part)
+    assert np.array_equal(tree._sums, want._sums)
+
+
+def test_d3_rounding_that_reaches_past_a_row_finds_the_last_mass_of_it():
+    """A row's sum and the sums from its left are added in different orders: the edge can lie past the last mass."""
+    rng, tree = np.random.default_rng(0), SumTree(70_001)
+    for _ in range(1000):
+        row = 16 * int(rng.integers(70_001 // 16))
+        count = int(rng.integers(2, 16))  # the rest of the row, and all others, are empty
+        tree.set(np.arange(row, row + count), rng.random(count))
+        below = np.nextafter(tree.total, 0)
+        assert tree.find([tree.total, below, below / 2]).tolist()[:2] == [row + count - 1] * 2
+        tree.set(np.arange(row, row + count), 0.0)
+
+
+def test_d12_sampling_an_empty_buffer_or_tree_is_an_error():
+    with pytest.raises(NotEnoughData, match="0 trajectories, 1 needed"):
+        PrioritizedReplay(10).sample(1)
+    with pytest.raises(ValueError, match="n must be >= 1 and the mass > 0, got 3 and 0.0"):
+        SumTree(5).sample(np.random.default_rng(0), 3)
+    with pytest.raises(ValueError, match="prefixes"):
+        SumTree(5).find([])
+    for beta in (-0.1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="beta >= 0"):
+            filled([1]).sample(1, beta=beta)
+
+
+def test_d9_weights_are_over_the_largest_of_what_can_be_drawn():
+    buffer = filled([1] * 5, alpha=0.5, eps=0)
+    buffer.update_priorities(range(5), [0.0, 4.0, 16.0, 4.0, 64.0])  # 0 cannot be drawn and does not count
+    ids, _, weights = buffer.sample(500, beta=1.0)
+    assert dict(zip(ids.tolist(), weights.tolist(), strict=True)) == {1: 1.0, 2: 0.5, 3: 1.0, 4: 0.25}
+    ids, _, weights = buffer.sample(500, beta=0.5, top=1.0)
+    assert dict(zip(ids.tolist(), weights.tolist(), strict=True)) == pytest.approx({1: 1, 2: 0.5**0.5, 3: 1, 4: 0.5})
+
+
+def test_uniform_and_top_are_exact():
+    buffer = PrioritizedReplay(1000, alpha=1.0)
+    for i in range(20):
+        buffer.add(trajectory(1, rewards=[float(i)]), value=float(i % 2) * 5, priority=10.0**i)
+    score = np.array([i - i % 2 * 5 for i in range(20)])
+    for top in (0.05, 0.25, 0.5, 1.0):
+        want = set(np.flatnonzero(score >= np.quantile(score, 1 - top)))
+        assert len(want) >= top * 20 and set(buffer.sample(4000, top=top, uniform=True)[0]) == want
+        shares = frequencies(buffer, uniform=True, top=top)
+        assert all(shares[i] == pytest.approx(1 / len(want), abs=1 / 4000) for i in want)
+    assert frequencies(buffer)[19] == pytest.approx(0.9, abs=1e-3)  # by priority, of all
+
+
+def test_all_priorities_can_be_refreshed_slice_by_slice():
+    buffer = filled([1] * 10, capacity=10, alpha=1.0, eps=0)
+    ids, done = buffer.ids, 0
+    for start in range(0, 10, 3):
+        buffer.add(trajectory(1))  # meanwhile the oldest leaves
+        held, trajectories = buffer.get(ids[start : start + 3])
+        done += buffer.update_priorities(held, np.full(len(trajectories), 3.0))
+    assert done == 10 - 1 and buffer.stale_updates == 0
+    assert buffer._priorities[buffer._live()].tolist()[:6] == [3.0] * 6
+
+
+def test_d18_the_tree_belongs_to_the_learner():
+    worker = Path(replay.__file__).with_name("worker.py").read_text()
+    assert "SumTree" not in worker and "PrioritizedReplay" not in worker
+
+
+ALONE = """
+import sys
+allowed = set(sys.stdlib_module_names) | {"replay", "numpy"}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+exec(README)
+import doctest
+done = doctest.testmod(sys.modules["replay"])
+assert done.attempted >= 4 and not done.failed and weights.shape == (4,)
+"""
+
+
+def test_copied_alone_the_readmes_lines_run_with_numpy_only(tmp_path):
+    from test_readme import BLOCKS
+
+    lines, = (block for block in BLOCKS if "from replay import" in block)
     shutil.copy(replay.__file__, tmp_path)
-    code = ("import sys, replay, doctest; assert not doctest.testmod(replay).failed; "
-            "assert 'torch' not in sys.modules")
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", f"README = {lines!r}\n" + ALONE], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
