@@ -152,7 +152,8 @@ def main() -> None:
     for name, (rate, batch) in best.items():
         print(f"{name:20}{rate:>10.1f}{batch:>12.1f}{rate / copies:>8.2f}")
     for clients, target in ((8, 2.2), (32, 3.5)):
-        verdict(f"server with {clients} clients, against copies", best[f"server, {clients} clients"][0] / copies, target)
+        ratio = best[f"server, {clients} clients"][0] / copies
+        verdict(f"server with {clients} clients, against copies", ratio, target)
 
 
 if __name__ == "__main__":
