@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -132,6 +133,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    # Modules are imported once, by the fork server, which looks for them in its own path.
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(__file__).resolve().parents[i]) for i in (0, 1))
+    CONTEXT.set_forkserver_preload(["bench_sampling", "shared_weights"])
     megabytes, repeats = (20, 2) if args.small else (args.megabytes, args.repeats)
     times = measure(megabytes, repeats)
     print(machine())
