@@ -51,6 +51,25 @@ class _Layer(NamedTuple):
     ff_out: Tensor
 
 
+def _beside(*weights: Tensor) -> Tensor:
+    """Weights of the same input as one matrix; a view where they lie side by side in memory and need no gradient."""
+    first, end = weights[0], weights[0].data_ptr()
+    view = not (torch.is_grad_enabled() and any(w.requires_grad for w in weights))
+    for w in weights:
+        view = view and w.data_ptr() == end and w.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        end += w.nbytes
+    if not view:
+        return torch.cat(weights)
+    return first.as_strided((sum(len(w) for w in weights), first.shape[1]), (first.shape[1], 1))
+
+
+def _place_beside(*layers: nn.Linear) -> None:
+    """Moves the layers' weights into one piece of memory, so that `_beside` need not copy them at every call."""
+    matrix = torch.cat([layer.weight.detach() for layer in layers])
+    for layer, part in zip(layers, matrix.split([len(layer.weight) for layer in layers]), strict=True):
+        layer.weight.data = part
+
+
 def _layers(stack: nn.Module) -> list[_Layer]:
     """The weights of a T5 stack, projections of the same input side by side."""
     layers = []
@@ -62,12 +81,12 @@ def _layers(stack: nn.Module) -> list[_Layer]:
             cross = (
                 block.layer[1].layer_norm.weight,
                 c.q.weight,
-                torch.cat((c.k.weight, c.v.weight)),
+                _beside(c.k.weight, c.v.weight),
                 c.o.weight,
             )
         dense = last.DenseReluDense
         ff_in = (dense.wi_0.weight, dense.wi_1.weight) if hasattr(dense, "wi_1") else (dense.wi.weight,)
-        qkv = torch.cat((own.q.weight, own.k.weight, own.v.weight))
+        qkv = _beside(own.q.weight, own.k.weight, own.v.weight)
         layers.append(
             _Layer(
                 first.layer_norm.weight,
@@ -119,6 +138,11 @@ class AutoUINetwork(T5ForConditionalGeneration):
         self.lm_head.weight = (
             self.shared.weight if self.tied else nn.Parameter(torch.empty_like(self.shared.weight))
         )
+        for block in (*self.encoder.block, *self.decoder.block):
+            own = block.layer[0].SelfAttention
+            _place_beside(own.q, own.k, own.v)
+            if len(block.layer) == 3:
+                _place_beside(block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v)
         self.heads, self.d_kv, self.eps = t5.num_heads, t5.d_kv, t5.layer_norm_epsilon
         self.activation = ACTIVATIONS[t5.dense_act_fn]
         self._buckets: dict[tuple[int, bool], Tensor] = {}
