@@ -36,7 +36,7 @@ def test_the_librarys_generate_cannot_drop_the_image(small):
         small.network.generate(torch.ones(1, 4, dtype=torch.long), image_ids=torch.zeros(1, FEATURE_DIM))
 
 
-def test_another_screen_changes_the_first_token_in_act_and_evaluate(small, features):
+def test_F12_another_screen_changes_the_first_token_in_act_and_evaluate(small, features):
     actions = [np.array([5, 6, 1], np.int32)]
     one = small.evaluate(PROMPTS[:1], features[:1], actions).token_logprob[0, 0]
     two = small.evaluate(PROMPTS[:1], features[1:2], actions).token_logprob[0, 0]
@@ -67,7 +67,7 @@ def test_start_is_sane_and_heads_step(small):
     assert network.image_dense.weight.std() < 0.2  # not the N(0, 1) that the library gives layers of a subclass
 
 
-def test_fp16_is_refused_and_bf16_is_finite(small, features, tmp_path):
+def test_C15_fp16_is_refused_and_bf16_is_finite(small, features, tmp_path):
     half = copy.deepcopy(small).half()
     with pytest.raises(ValueError, match="fp16 overflows.*bf16"):
         half.act(PROMPTS[:1], features[:1])
@@ -235,7 +235,7 @@ def test_the_default_policy_is_a_few_megabytes(small, tmp_path):
     assert sum(p.numel() for p in small.parameters()) < 8e5
 
 
-def test_weights_of_another_size_are_one_error_with_three_keys(small):
+def test_F7_weights_of_another_size_are_one_error_with_three_keys(small):
     other = AutoUIPolicy.small(d_model=64)
     before = parameters_to_vector(small.parameters())
     with pytest.raises(ValueError, match="another policy size") as error:
