@@ -134,7 +134,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
         )
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), self.eps)
 
     def _bias(self, stack: nn.Module, length: int) -> Tensor:  # [H, L, L]
         weight, key = (

@@ -118,3 +118,26 @@ def test_F10_another_vision_encoder_is_refused(tmp_path):
     blip2(16).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="gives 16 numbers, Auto-UI takes 1408.*opt-2.7b"):
         Blip2Features(tmp_path)
+
+
+def test_the_policy_server_looks_at_screens_that_workers_send(tmp_path):
+    import torch
+    from test_lora import served, small
+
+    from shared_weights import SharedWeights
+
+    policy, model = small(), blip2(FEATURE_DIM)
+    with torch.no_grad():
+        for p in model.vision_model.parameters():
+            p.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(p.numel()))
+    model.save_pretrained(tmp_path / "blip2")
+    policy.save(tmp_path / "p.safetensors")
+    size = sum(p.numel() for p in policy.parameters())
+    images = [np.random.default_rng(i).integers(0, 256, (480, 270, 3), np.uint8) for i in range(2)]
+    wanted = Blip2Features(tmp_path / "blip2").batch(images)
+    questions = [images[0], ("Goal: Open the clock", wanted[0], True), images[1]]
+    weights = lambda context: SharedWeights(context, size)  # noqa: E731
+    one, sample, two = served(tmp_path / "p.safetensors", weights, questions, blip2=tmp_path / "blip2")
+    np.testing.assert_allclose([one, two], wanted, atol=1e-2, rtol=1e-2)
+    assert not np.array_equal(one, two)
+    assert sample.text == policy.act(["Goal: Open the clock"], wanted[:1], greedy=True).texts[0]
