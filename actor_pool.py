@@ -31,6 +31,7 @@ import numpy as np
 
 from android_env import AdbPhone, AndroidEnv
 from evaluator import RuleJudge
+from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from worker import Episode, PhoneAddress, Sample, policy_server, rollout, worker
 
@@ -55,6 +56,7 @@ class ActorPool:
     next_episode() -> Episode | None       called from the pool's thread; None: nothing to do now
     on_trajectory(episode, data: bytes)    called from the pool's thread with `Trajectory.to_bytes()`
     on_lost(episode)                       the worker that played it died; from the pool's thread
+    server_options                         further arguments of `policy_server`
     """
 
     AHEAD = 2  # episodes a worker holds, so that it never waits for the main process
@@ -69,6 +71,7 @@ class ActorPool:
         on_trajectory: Callable[[Episode, bytes], None],
         on_lost: Callable[[Episode], None],
         env_options: dict | None = None,
+        server_options: dict | None = None,
         max_batch: int = 32,
         worker_timeout: float = 120.0,
         seed: int = 0,
@@ -82,7 +85,7 @@ class ActorPool:
         self.weights = weights_for(self._context)
         self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
-        self._env_options, self._seed = env_options or {}, seed
+        self._env_options, self._server_options, self._seed = env_options or {}, server_options or {}, seed
         self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
         self._server: multiprocessing.Process | None = None
         self._control: Connection | None = None
@@ -195,7 +198,9 @@ class ActorPool:
             self.server_ready = False
             self._control, theirs = self._context.Pipe()
             arguments = (self._policy_path, self.weights, theirs, self._max_batch, self._seed)
-            server = self._context.Process(target=policy_server, args=arguments, daemon=True)
+            server = self._context.Process(
+                target=policy_server, args=arguments, kwargs=self._server_options, daemon=True
+            )
             server.start()
             self._server = server
             theirs.close()
@@ -208,7 +213,8 @@ class ActorPool:
     def _spawn(self, slot: _Slot) -> None:
         ours, theirs = self._context.Pipe()
         to_server, server_end = self._context.Pipe()
-        arguments = (slot.index, slot.address, self._env_options, theirs, to_server)
+        blip2 = bool(self._server_options.get("blip2"))
+        arguments = (slot.index, slot.address, self._env_options, theirs, to_server, blip2)
         process = self._context.Process(target=worker, args=arguments, daemon=True)
         process.start()
         slot.process, slot.episodes = process, ours
@@ -302,11 +308,12 @@ class SerialPool:
     alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
     pids: tuple[int, ...] = ()
 
-    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None, seed=0):
+    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None, seed=0,
+                 see=thumbnail_features):  # fmt: skip
         import torch
 
         self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, RuleJudge(), **(env_options or {}))
-        self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
+        self._policy, self._next, self._on_trajectory, self._see = policy, next_episode, on_trajectory, see
         self.generator = torch.Generator().manual_seed(seed)
         self.version, self.env_steps = 0, 0
 
@@ -321,7 +328,7 @@ class SerialPool:
         episode = self._next()
         if episode is None:
             return
-        trajectory = rollout(self._env, episode, self._act)
+        trajectory = rollout(self._env, episode, self._act, see=self._see)
         self.env_steps += len(trajectory)
         trajectory.info["worker"] = 0
         self._on_trajectory(episode, trajectory.to_bytes())

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from run_folder import UsageError, check_range, make_folder
+from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks
 
 
@@ -70,7 +73,18 @@ class TaskArgs:
 @dataclass
 class PolicyArgs:
     policy: Path | None = None
-    """policy file to start from; default: the shipped warm start, rebuilt when it is missing"""
+    """policy to start from: our .safetensors, a Hugging Face folder of Auto-UI, or a .bin/.pt of DigiRL or DistRL next
+    to its config.json and tokenizer; default: the shipped warm start, rebuilt when it is missing"""
+    init_fusion: bool = False
+    """take a plain T5 in --policy, too: it gets image layers that leave its output as it is at the start"""
+    precision: str = "fp32"
+    """fp32, or bf16: weights stay float32 in the learner, all matrix products are in bf16 (fp16 overflows in T5)"""
+    lora: int = 0
+    """rank of LoRA adapters on q, k, v, o (alpha twice that; needs peft), all that is trained and published; 0: off"""
+    screen_features: str = "thumbnail"
+    """thumbnail, or a local folder of BLIP-2 (opt-2.7b): its vision feature, as Auto-UI needs it"""
+    critic_encoder: Path | None = None
+    """local folder of a RoBERTa, the critics' frozen text encoder; default: a trained mean of token embeddings"""
     publish_every: int = 4
     """updates between two publications of the weights"""
     max_staleness: int = 50
@@ -130,12 +144,11 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
-    check_range(flags, "updates_per_trajectory learning_starts critic_warmup", 0)
+    check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
-    if args.policy.policy and not args.policy.policy.exists():
-        raise UsageError(f"--policy {args.policy.policy}: no such file or folder")
+    check_policy(args.policy)
     train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
     test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)
     test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
@@ -143,6 +156,50 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         return train, test, args.run.resume
     name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
+
+
+def check_policy(args: PolicyArgs) -> None:
+    """What of the policy's flags can be refused without loading a network."""
+    if args.policy and not args.policy.exists():
+        raise UsageError(f"--policy {args.policy}: no such file or folder")
+    if args.precision not in ("fp32", "bf16"):
+        why = " (T5's feed-forward overflows in fp16: 66246 > 65504)" if args.precision == "fp16" else ""
+        raise UsageError(f"--precision {args.precision}: use bf16 or fp32{why}")
+    if args.lora and not (find_spec("peft") and find_spec("accelerate")):
+        raise UsageError(f"--lora {args.lora} needs peft: pip install peft")
+    if args.lora and args.init_fusion:
+        raise UsageError("--lora with --init-fusion: fresh image layers must be trained, and LoRA does not: choose one")
+    if args.init_fusion and not args.policy:
+        raise UsageError("--init-fusion needs --policy: the folder of a plain T5")
+    if args.screen_features != "thumbnail":
+        folder = Path(args.screen_features)
+        if not args.policy:
+            raise UsageError("--screen-features needs --policy: the shipped warm start knows thumbnails only")
+        config = read_model_config("--screen-features", folder)
+        vision = config.get("vision_config") or config
+        if config.get("model_type") not in ("blip-2", "blip_2_vision_model") or not isinstance(vision, dict):
+            raise UsageError(f"--screen-features {folder}: not BLIP-2 but {config.get('model_type')!r}: use opt-2.7b's")
+        try:
+            check_feature_dim(vision.get("hidden_size", FEATURE_DIM), folder)
+        except ValueError as error:
+            raise UsageError(f"--screen-features: {error}") from error
+        args.screen_features = str(folder.absolute())  # as --resume may run elsewhere
+    if args.critic_encoder:
+        kind = read_model_config("--critic-encoder", args.critic_encoder).get("model_type")
+        if kind != "roberta":
+            raise UsageError(f"--critic-encoder {args.critic_encoder}: not a RoBERTa but {kind!r}")
+
+
+def read_model_config(flag: str, folder: Path) -> dict:
+    """config.json of a network's folder."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {folder}: its config.json cannot be read ({why}): give a network's folder") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{flag} {folder}: its config.json is not one of a network: give a network's folder")
+    return config
 
 
 def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:

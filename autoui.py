@@ -32,6 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
+from lora import weight
+
 FEATURE_DIM = 1408
 MASKED = -1e9  # added to the score of what may not be attended to
 STEP = 7.0  # a head's bias for the place it steps to, at the start
@@ -80,18 +82,18 @@ def _layers(stack: nn.Module) -> list[_Layer]:
             c = block.layer[1].EncDecAttention
             cross = (
                 block.layer[1].layer_norm.weight,
-                c.q.weight,
-                _beside(c.k.weight, c.v.weight),
-                c.o.weight,
+                weight(c.q),
+                _beside(weight(c.k), weight(c.v)),
+                weight(c.o),
             )
         dense = last.DenseReluDense
         ff_in = (dense.wi_0.weight, dense.wi_1.weight) if hasattr(dense, "wi_1") else (dense.wi.weight,)
-        qkv = _beside(own.q.weight, own.k.weight, own.v.weight)
+        qkv = _beside(weight(own.q), weight(own.k), weight(own.v))
         layers.append(
             _Layer(
                 first.layer_norm.weight,
                 qkv,
-                own.o.weight,
+                weight(own.o),
                 *cross,
                 last.layer_norm.weight,
                 ff_in,
@@ -156,7 +158,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
         )
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), self.eps)
 
     def _bias(self, stack: nn.Module, length: int) -> Tensor:  # [H, L, L]
         weight, key = (

@@ -44,10 +44,10 @@ class Learner:
     MAX_GRAD_NORM = 1.0  # policy and critics apart
     REFRESH_EVERY = 200  # updates between refreshes of all priorities
 
-    def __init__(self, policy: AutoUIPolicy, config, seed: int = 0):
+    def __init__(self, policy: AutoUIPolicy, config, seed: int = 0, text_encoder=None):
         self.config, self.policy = config, policy
-        self.critic = StepCritic(policy.codec, seed=seed)
-        self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed)
+        self.critic = StepCritic(policy.codec, seed=seed, encoder=text_encoder)
+        self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed, encoder=text_encoder)
         # One step of this layer moves the code of every screen at once, and the skills of all tasks with it.
         policy.network.image_dense.requires_grad_(False)
         trained = [p for p in policy.parameters() if p.requires_grad]

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import lora
 from autoui import FEATURE_DIM, AutoUINetwork, initialize
+from checkpoints import PICKLED, add_image_layers, read_published
+from lora import PRECISIONS
 from tokenizer import Codec, build_tokenizer
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # always the same tensor as shared
 IGNORED = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # in old T5 files, never used
@@ -56,7 +59,7 @@ CONFIG_KEYS = (
     "tie_word_embeddings",
 )
 SORTED_ROWS = 24  # rows of similar length that `evaluate` runs together
-HEAD_ELEMENTS = 2**24  # logits that it holds at once
+HEAD_ELEMENTS = 2**24  # logits that it holds at once, 64 MB
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,13 @@ class AutoUIPolicy(nn.Module):
             raise ValueError(f"the policy's config lacks {missing}: give a T5 config.json")
         self.config = {key: config[key] for key in CONFIG_KEYS if key in config}
         self.codec = codec
+        if len(codec) > config["vocab_size"]:
+            raise ValueError(
+                f"the tokenizer has {len(codec)} words, the network {config['vocab_size']}: give the network's own one"
+            )
         self.network = AutoUINetwork(self.config)
+        self.autocast = False  # computes in bf16, keeps float32 weights: the learner's way of --precision bf16
+        self.notes: list[str] = []  # what the user should know of the file that it was loaded from
 
     @classmethod
     def small(
@@ -116,6 +125,9 @@ class AutoUIPolicy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.network.shared.weight.device
+
+    def _arithmetic(self):
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()
 
     def act(
         self,
@@ -154,7 +166,7 @@ class AutoUIPolicy(nn.Module):
         torch.set_flush_denormal(
             True
         )  # four times faster at base size; it counts for the calling thread only
-        with torch.inference_mode():
+        with torch.inference_mode(), self._arithmetic():
             states = self.network.encode(ids, mask, features)
             tokens, logprobs = self.network.sample(
                 states,
@@ -191,15 +203,17 @@ class AutoUIPolicy(nn.Module):
         torch.set_flush_denormal(True)
         order = sorted(range(len(prompts)), key=lambda i: (len(prompt_ids[i]), len(token_ids[i])))
         length = max(map(len, token_ids))
+        whole = sum(map(len, token_ids)) * self.config["vocab_size"] <= HEAD_ELEMENTS  # logits of all rows
         logprobs, entropies = [], []
         for at in range(0, len(order), SORTED_ROWS):
             rows = order[at : at + SORTED_ROWS]
             ids, mask = self._pad([prompt_ids[i] for i in rows])
             targets, target_mask = self._pad([token_ids[i] for i in rows])  # [n, l]
             chosen = target_mask.bool()
-            states = self.network.encode(ids, mask, features[rows])
-            hidden = self.network.decode(states, mask, F.pad(targets[:, :-1], (1, 0)))
-            logprob, entropy = self._score(hidden[chosen], targets[chosen], temperature)
+            with self._arithmetic():
+                states = self.network.encode(ids, mask, features[rows])
+                hidden = self.network.decode(states, mask, F.pad(targets[:, :-1], (1, 0)))
+                logprob, entropy = self._score(hidden[chosen], targets[chosen], temperature, whole)
             blank, extra = torch.zeros_like(targets, dtype=logprob.dtype), (0, length - targets.shape[1])
             logprobs.append(F.pad(blank.masked_scatter(chosen, logprob), extra))
             entropies.append(blank.masked_scatter(chosen, entropy).sum(1) / chosen.sum(1))
@@ -209,15 +223,18 @@ class AutoUIPolicy(nn.Module):
         mask = torch.arange(length, device=self.device) < lengths[:, None]
         return Evaluation(token_logprob.sum(1), token_logprob, torch.cat(entropies)[back], mask)
 
-    def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """log pi(target) and entropy [N] for hidden [N, d], targets [N], in pieces for a large vocabulary."""
+    def _score(self, hidden: Tensor, targets: Tensor, temperature: float, whole: bool) -> tuple[Tensor, Tensor]:
+        """log pi(target) and entropy [N] for hidden [N, d], targets [N].
+
+        Not `whole`: in pieces, whose logits are computed anew for the gradient instead of being kept.
+        """
 
         def score(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             logp = torch.log_softmax(self.network.head(x) / temperature, -1)
             return logp.gather(1, y[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
         piece = max(1, HEAD_ELEMENTS // self.config["vocab_size"])
-        if len(hidden) <= piece:
+        if whole:
             return score(hidden, targets)
         parts = [
             checkpoint(score, x, y, use_reentrant=False)
@@ -242,22 +259,30 @@ class AutoUIPolicy(nn.Module):
             )
         return features
 
+    def weights(self) -> dict[str, Tensor]:
+        """All weights under their published names, LoRA's adapters added in."""
+        return lora.merged(self.network)
+
+    def published(self) -> list[np.ndarray]:
+        """float32 views of what actors must be given after an update, for `lora.Receiver` there."""
+        return [p.detach().numpy() for p in lora.adapters(self.network) or self.parameters()]
+
     def save(self, path: str | Path) -> None:
         """One .safetensors file with weights, config and tokenizer (its metadata); replaced atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = {name: p.detach().cpu().contiguous() for name, p in self.network.named_parameters()}
+        state = {name: p.detach().cpu().contiguous() for name, p in self.weights().items()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         # One entry of metadata: the library writes several in an order that differs from file to file.
         save_file(state, partial, {"policy": json.dumps({"config": self.config, "codec": self.codec.to_json()})})
         os.replace(partial, path)
 
     @classmethod
-    def load(cls, path: str | Path, precision: str = "fp32") -> AutoUIPolicy:
-        """From a file that `save` wrote, or from a directory of a published Auto-UI checkpoint.
+    def load(cls, path: str | Path, precision: str = "fp32", init_fusion: bool = False) -> AutoUIPolicy:
+        """From a file that `save` wrote, or published weights: a folder, or a .bin/.pt next to its config.json.
 
-        A directory holds config.json, the weights (*.safetensors or pytorch_model*.bin) and the tokenizer's
-        files. Nothing but tensors and JSON is read. precision: "fp32" or "bf16".
+        checkpoints.py says which layouts. precision: "fp32" or "bf16". init_fusion: a plain T5 gets image layers
+        that leave its output as it is, instead of being refused.
         """
         if precision not in PRECISIONS:
             raise ValueError(
@@ -269,22 +294,28 @@ class AutoUIPolicy(nn.Module):
             raise FileNotFoundError(
                 f"no policy at {path}: give a .safetensors file or a checkpoint's directory"
             )
-        if path.is_dir():
-            config = json.loads((path / "config.json").read_text())
-            codec, state = Codec.from_directory(path), _directory_weights(path)
-        else:
+        metadata, notes = {}, []
+        if path.is_file() and path.suffix not in PICKLED:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
-                if "policy" not in metadata:
+                if "policy" in metadata:
+                    state = {key: file.get_tensor(key) for key in file.keys()}
+                elif not (path.parent / "config.json").exists():
                     raise ValueError(
-                        f"{path} holds no config and tokenizer: give a file that AutoUIPolicy.save wrote, or "
-                        "the directory with its config.json"
+                        f"{path} holds no config and tokenizer, and there is no config.json beside it: give a file "
+                        "that AutoUIPolicy.save wrote, or published weights with their config.json and tokenizer"
                     )
-                state = {key: file.get_tensor(key) for key in file.keys()}
+        if "policy" in metadata:
             saved = json.loads(metadata["policy"])
             config, codec = saved["config"], Codec.from_json(saved["codec"])
+        else:
+            config, state, notes = read_published(path)
+            codec = Codec.from_directory(path if path.is_dir() else path.parent)
+            if init_fusion:
+                add_image_layers(state)
         policy = cls(config, codec)
         policy.load_weights(state)
+        policy.notes = notes
         return policy.to(PRECISIONS[precision])
 
     @torch.no_grad()
@@ -313,22 +344,8 @@ class AutoUIPolicy(nn.Module):
             )
         missing, unknown = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
         if missing or unknown:
-            hint = " (a plain T5 has no image layers)" if "image_dense.weight" in missing else ""
+            plain = "image_dense.weight" in missing and "shared.weight" not in missing
+            hint = " (a plain T5 has no image layers: --init-fusion adds fresh ones)" if plain else ""
             raise ValueError(f"not an Auto-UI checkpoint: missing {missing[:3]}, unknown {unknown[:3]}{hint}")
         for key, p in wanted.items():
             p.copy_(state[key])
-
-
-def _directory_weights(path: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
-    for name in sorted(path.glob("*.safetensors")):
-        with safe_open(name, "pt") as file:
-            state.update({key: file.get_tensor(key) for key in file.keys()})
-    if not state:
-        for name in sorted(path.glob("pytorch_model*.bin")):
-            state.update(torch.load(name, map_location="cpu", weights_only=True))
-    if not state:
-        raise FileNotFoundError(
-            f"no *.safetensors or pytorch_model*.bin in {path}: copy the checkpoint's weights there"
-        )
-    return state

@@ -50,9 +50,10 @@ class Experiment:
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
         torch.set_num_threads(1)  # the second core belongs to the phones and the policy server
         torch.set_flush_denormal(True)
+        encoder = load_text_encoder(args)
         torch.manual_seed(args.run.seed)
         self.policy = policy
-        self.learner = Learner(policy, args.algorithm, seed=args.run.seed)
+        self.learner = Learner(policy, args.algorithm, seed=args.run.seed, text_encoder=encoder)
         self.schedule = Schedule(train_tasks, args.run.seed)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
@@ -138,7 +139,7 @@ class Experiment:
         if self.args.run.serial:
             self.pool.version = self.version
         else:
-            self.pool.weights.publish([p.detach().numpy() for p in self.policy.parameters()], self.version)
+            self.pool.weights.publish(self.policy.published(), self.version)
 
     def evaluate(self, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
         """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
@@ -307,9 +308,10 @@ class Experiment:
 
 
 def load_policy(args: Args):
-    """The policy to start from; builds and caches the warm start when its file is missing."""
+    """The policy to start from and its path; builds and caches the warm start when its file is missing."""
     from safetensors import SafetensorError
 
+    from lora import add_lora
     from policy import AutoUIPolicy
 
     path = args.policy.policy or WARM_START
@@ -319,9 +321,37 @@ def load_policy(args: Args):
         print("No warm start found: building it once from demonstrations (about 11 minutes).")
         build(path)
     try:
-        return AutoUIPolicy.load(path), path
+        policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"--policy {path}: {error}") from error
+    for note in policy.notes:
+        print(f"--policy {path}: {note}")
+    if args.policy.lora:
+        add_lora(policy, args.policy.lora, seed=args.run.seed)
+    policy.autocast = args.policy.precision == "bf16"
+    return policy, path
+
+
+def load_text_encoder(args: Args):
+    """The critics' RoBERTa, None without one."""
+    from critics import RobertaText
+
+    path = args.policy.critic_encoder
+    try:
+        return RobertaText(path) if path else None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--critic-encoder {path}: {error}") from error
+
+
+def load_screen_features(args: Args):
+    """What turns a screenshot into a feature. BLIP-2 is loaded here in any case, so that a bad one is refused."""
+    from screen_features import Blip2Features, thumbnail_features
+
+    path = args.policy.screen_features
+    try:
+        return thumbnail_features if path == "thumbnail" else Blip2Features(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--screen-features {path}: {error}") from error
 
 
 def run(args: Args) -> int:
@@ -346,6 +376,10 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     from worker import PhoneAddress
 
     policy, policy_path = load_policy(args)
+    lossy = policy.codec.lossy({task.instruction for task in train_tasks}) if args.policy.policy else []
+    if lossy:
+        print(f"{len(lossy)} training instructions lose characters in this policy's vocabulary, as {lossy[0]!r}")
+    see = load_screen_features(args)
     experiment = Experiment(args, folder, train_tasks, eval_tasks, policy)
     if args.run.resume:
         try:
@@ -379,14 +413,20 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         if args.run.serial:
             pool = SerialPool(
                 addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                env_options=env_options, seed=args.run.seed,
+                env_options=env_options, seed=args.run.seed, see=see,
             )  # fmt: skip
         else:
-            size = sum(p.numel() for p in policy.parameters())
+            del see  # the policy server has its own
+            blip2 = None if args.policy.screen_features == "thumbnail" else args.policy.screen_features
+            size = sum(array.size for array in policy.published())
             pool = ActorPool(
                 addresses, policy_path, lambda context: SharedWeights(context, size),
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
                 on_lost=experiment.on_lost, env_options=env_options, seed=args.run.seed,
+                server_options=dict(
+                    init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
+                    blip2=blip2,
+                ),
             )  # fmt: skip
         experiment.pool = pool
         signal.signal(signal.SIGINT, interrupt)

@@ -4,13 +4,14 @@
 much the cell varies. `Blip2Features` is the paper's: BLIP-2 (opt-2.7b)'s vision encoder, pooled, also 1408.
 
     features = thumbnail_features(image)             # uint8 [H, W, 3] -> float32 [1408], under a millisecond
-    features = Blip2Features("path/to/blip2-opt-2.7b")(image)
+    features = Blip2Features("path/to/blip2-opt-2.7b").batch(images)      # [B, 1408]
 
 Departs from the paper: the small policy sees the thumbnail instead of BLIP-2's feature.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +53,10 @@ class Blip2Features:
         whole = Blip2Config.get_config_dict(path)[0].get("model_type") == "blip-2"
         config = (Blip2Config if whole else Blip2VisionConfig).from_pretrained(path)
         config = config.vision_config if whole else config
-        if config.hidden_size != FEATURE_DIM:
-            raise ValueError(
-                f"the vision encoder at {path} gives {config.hidden_size} numbers, Auto-UI {FEATURE_DIM}: "
-                "use BLIP-2 opt-2.7b's"
-            )
+        check_feature_dim(config.hidden_size, path)
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # the language model's weights are left out on purpose
+        logging.disable_progress_bar()
         try:
             # Without the mapping a whole checkpoint's vision weights are silently left random.
             self.model, info = Blip2VisionModel.from_pretrained(
@@ -73,13 +71,30 @@ class Blip2Features:
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """float32 [1408] of a screenshot uint8 [H, W, 3]."""
+        return self.batch([image])[0]
+
+    def batch(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """float32 [B, 1408] of B screenshots uint8 [H, W, 3] of any sizes.
+
+        Rounded to float16, as trajectories keep them: what is trained on is then what was acted on.
+        """
         import torch
 
-        picture = Image.fromarray(_checked(image)).resize((self.size, self.size), Image.Resampling.BICUBIC)
-        pixels = (np.asarray(picture, np.float32) / 255.0 - self.MEAN) / self.STD
-        batch = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1)[None]
+        pixels = np.empty((len(images), self.size, self.size, 3), np.float32)
+        for row, image in zip(pixels, images, strict=True):
+            picture = Image.fromarray(_checked(image)).resize((self.size, self.size), Image.Resampling.BICUBIC)
+            row[:] = (np.asarray(picture, np.float32) / 255.0 - self.MEAN) / self.STD
         with torch.inference_mode():
-            return self.model(batch).pooler_output[0].float().numpy()
+            pooled = self.model(torch.from_numpy(pixels).permute(0, 3, 1, 2)).pooler_output
+        return pooled.half().float().numpy()
+
+
+def check_feature_dim(size: int, path: str | Path) -> None:
+    """ValueError when a vision encoder's hidden size is not that of Auto-UI's features."""
+    if size != FEATURE_DIM:
+        raise ValueError(
+            f"the vision encoder at {path} gives {size} numbers, Auto-UI takes {FEATURE_DIM}: use BLIP-2 opt-2.7b's"
+        )
 
 
 def _checked(image: np.ndarray) -> np.ndarray:

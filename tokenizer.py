@@ -20,7 +20,9 @@ but never its goal. Text such as "</s>" inside a prompt stays text: only its end
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -131,6 +133,10 @@ class Codec:
             ids = ids[: ids.index(self.eos_id)]
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def lossy(self, texts: Iterable[str]) -> list[str]:
+        """Those of the texts that do not come back: T5's vocabulary loses `{ } ~`, newlines and double spaces."""
+        return [text for text in texts if self.decode(self._encode(text)) != text]
+
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -144,10 +150,14 @@ class Codec:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Codec:
-        """A T5 checkpoint's tokenizer: its `tokenizer.json`, or else what transformers finds there."""
-        file = Path(path) / "tokenizer.json"
+        """A T5 checkpoint's tokenizer: its `tokenizer.json`, or its `spiece.model`."""
+        file, pieces = Path(path) / "tokenizer.json", Path(path) / "spiece.model"
         if file.exists():
             return cls(Tokenizer.from_file(str(file)))
-        from transformers import AutoTokenizer
+        if not pieces.exists():
+            raise FileNotFoundError(f"{path} has no tokenizer: copy its tokenizer.json or spiece.model there")
+        # transformers' own way from a spiece.model wants the sentencepiece package; its converter does not.
+        from transformers.convert_slow_tokenizer import T5Converter
 
-        return cls(AutoTokenizer.from_pretrained(str(path)).backend_tokenizer)
+        given = SimpleNamespace(vocab_file=str(pieces), _extra_ids=100, convert_tokens_to_ids=lambda token: EOS_ID)
+        return cls(T5Converter(given).converted())

@@ -46,7 +46,7 @@ class Demonstration:
 
 
 # Texts that only a dialog, a failed load or a slow one shows, and the weight of a step that answers it, against 1. By
-# chance every run soon finds "Allow", but not "Retry": HOME leads away from a failed load as well, and round in circles.
+# chance every run soon finds "Allow", but not "Retry": HOME leads away from a failed load too, and round in circles.
 # The effect is steep: the clone's mean probability of "Retry" was 0.01 at weight 0.005, 0.52 at 0.01.
 INTERRUPTIONS = {"Allow": 0.005, "Wait": 0.005, "Loading": 0.005, "Retry": 0.01}
 FIRST_SLIP, SLIP = 0.3, 0.06  # probability of a slip before the first recorded step, and before a later one

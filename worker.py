@@ -2,6 +2,7 @@
 
     worker (no torch)  -- prompt, screen feature -->  policy server (torch)      one pipe a worker
                        <-- action text, token ids, log mu, version --
+                       -- with BLIP-2: screenshot -->, <-- its feature --
 
 A worker owns one phone and one environment, costs some MB and starts in no time. The policy server answers whatever is
 waiting in one batch (never waiting for more), with the newest weights. Both are processes of an `ActorPool`
@@ -67,20 +68,28 @@ class Sample:
     batch: int = 1  # how many observations were answered together
 
 
-def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None) -> Trajectory:
-    """Play one episode. `act(prompt, feature, greedy)` answers each observation."""
+def rollout(
+    env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None, see=thumbnail_features
+) -> Trajectory:
+    """Play one episode. `act(prompt, feature, greedy)` answers each observation, `see(image)` gives its feature."""
     began, policy_seconds, batches = time.monotonic(), 0.0, []
+
+    def answer(ask: Callable, *question):  # the phone waits meanwhile
+        nonlocal policy_seconds
+        asked = time.monotonic()
+        answered = ask(*question)
+        policy_seconds += time.monotonic() - asked
+        return answered
+
     observation, info = env.reset(seed=episode.seed, options={"task": episode.task})
-    prompts, features = [observation["prompt"]], [thumbnail_features(observation["image"])]
+    prompts, features = [observation["prompt"]], [answer(see, observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
     terminated = truncated = False
     while not (terminated or truncated):
-        asked = time.monotonic()
-        sample = act(prompts[-1], features[-1], episode.greedy)
-        policy_seconds += time.monotonic() - asked
+        sample = answer(act, prompts[-1], features[-1], episode.greedy)
         observation, reward, terminated, truncated, info = env.step(sample.text)
         prompts.append(observation["prompt"])
-        features.append(thumbnail_features(observation["image"]))
+        features.append(answer(see, observation["image"]))
         actions.append(sample.text)
         token_ids.append(sample.token_ids)
         logprobs.append(sample.logprobs)
@@ -116,8 +125,10 @@ def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heart
     )
 
 
-def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Connection, policy: Connection) -> None:
-    """A worker process: one phone, episodes in, trajectories out."""
+def worker(
+    index: int, address: PhoneAddress, env_options: dict, episodes: Connection, policy: Connection, blip2: bool = False
+) -> None:
+    """A worker process: one phone, episodes in, trajectories out. blip2: the policy server looks at its screens."""
     _follow_parent()
     env = AndroidEnv(AdbPhone(address.serial, address.host, address.port), None, RuleJudge(), **env_options)
 
@@ -125,13 +136,18 @@ def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Conne
         policy.send((prompt, feature, greedy))
         return policy.recv()
 
+    def see(image: np.ndarray) -> np.ndarray:
+        policy.send(image)
+        return policy.recv()
+
+    options = {"heartbeat": lambda: episodes.send(("step", None)), "see": see if blip2 else thumbnail_features}
     failures = 0
     episodes.send(("ready", None))
     try:
         while (episode := episodes.recv()) is not None:
             while True:
                 try:
-                    trajectory = rollout(env, episode, act, heartbeat=lambda: episodes.send(("step", None)))
+                    trajectory = rollout(env, episode, act, **options)
                 except AndroidEnvError as error:  # the phone could not even be reset
                     failures += 1
                     episodes.send(("phone_error", str(error)))
@@ -146,23 +162,32 @@ def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Conne
         return
 
 
-def policy_server(policy_path: Path, weights: SharedWeights, control: Connection, max_batch: int, seed: int) -> None:
-    """The policy server process: answers whatever is waiting in one batch, with the newest weights."""
+def policy_server(
+    policy_path: Path, weights: SharedWeights, control: Connection, max_batch: int, seed: int,
+    init_fusion: bool = False, precision: str = "fp32", lora: int = 0, blip2: Path | None = None,
+) -> None:  # fmt: skip
+    """The policy server process: answers whatever is waiting in one batch, with the newest weights.
+
+    The options must be the learner's: they say what `weights` holds (lora.py). blip2: folder of the vision encoder
+    that screenshots sent by workers are given to.
+    """
     _follow_parent()
     import torch
 
+    from lora import Receiver
     from policy import AutoUIPolicy
+    from screen_features import Blip2Features
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    policy = AutoUIPolicy.load(policy_path)
-    policy.requires_grad_(False)
-    arrays = [p.detach().numpy() for p in policy.parameters()]
+    policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion)
+    receiver = Receiver(policy, precision, lora)
+    see = Blip2Features(blip2) if blip2 else None
     generator = torch.Generator().manual_seed(seed)
     version, workers = 0, set()
     control.send("ready")
     while True:
-        requests = []
+        requests, screens = [], []
         for ready in wait([control, *workers]):
             try:
                 message = ready.recv()
@@ -173,9 +198,18 @@ def policy_server(policy_path: Path, weights: SharedWeights, control: Connection
                 continue
             if ready is control:
                 workers.add(message)
+            elif isinstance(message, np.ndarray):
+                screens.append((ready, message))
             else:
                 requests.append((ready, *message))
-        version = weights.read(arrays, newer_than=version)
+        newest = weights.read(receiver.arrays, newer_than=version)
+        if newest != version:
+            receiver.apply()
+            version = newest
+        for start in range(0, len(screens), max_batch):
+            connections, images = zip(*screens[start : start + max_batch], strict=True)
+            for connection, feature in zip(connections, see.batch(images), strict=True):
+                _send(connection, feature)
         for greedy in (False, True):
             chosen = [r for r in requests if r[3] == greedy]
             for start in range(0, len(chosen), max_batch):
@@ -187,10 +221,14 @@ def _answer(policy, requests: list, greedy: bool, generator, version: int) -> No
     output = policy.act(list(prompts), np.stack(features), greedy=greedy, generator=generator)
     for row, connection in enumerate(connections):
         sample = Sample(output.texts[row], output.token_ids[row], output.logprobs[row], version, len(requests))
-        try:
-            connection.send(sample)
-        except (BrokenPipeError, ConnectionResetError):
-            continue  # that worker has died; its pipe is dropped at the next wait
+        _send(connection, sample)
+
+
+def _send(connection: Connection, answer) -> None:
+    try:
+        connection.send(answer)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # that worker has died; its pipe is dropped at the next wait
 
 
 def _follow_parent() -> None:

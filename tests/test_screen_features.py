@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from screen_features import COLUMNS, FEATURE_DIM, ROWS, Blip2Features, thumbnail_features
 
@@ -91,9 +92,52 @@ def test_blip2_features_are_those_of_the_vision_part(tmp_path):
         assert torch.equal(value, whole.model.state_dict()[key]), key
     np.testing.assert_array_equal(whole(image), vision(image))
     assert whole(image).shape == (FEATURE_DIM,) and not np.array_equal(whole(image), whole(image[::-1]))
+    others = [image, image[::-1].copy(), image[:200, :100].copy()]  # of several sizes
+    batch = whole.batch(others)
+    assert batch.shape == (3, FEATURE_DIM) and (batch == batch.astype(np.float16)).all()  # as trajectories keep them
+    np.testing.assert_allclose(batch, [whole(other) for other in others], atol=1e-2, rtol=1e-2)
+    pixels = np.asarray(Image.fromarray(image).resize((28, 28), Image.Resampling.BICUBIC), np.float32) / 255
+    pixels = torch.from_numpy((pixels - Blip2Features.MEAN) / Blip2Features.STD).float().permute(2, 0, 1)[None]
+    with torch.no_grad():  # the vision part's own pooled output, not the Q-Former's
+        wanted = model.vision_model(pixels).pooler_output[0].numpy()
+    np.testing.assert_allclose(batch[0], wanted, atol=2e-2, rtol=1e-2)
 
 
-def test_another_vision_encoder_is_refused(tmp_path):
-    blip2(16).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="gives 16 numbers.*1408.*opt-2.7b"):
+def test_a_checkpoint_without_all_vision_weights_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    blip2(FEATURE_DIM).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in state.items() if "fc1" not in k or "vision" not in k}, tmp_path / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    with pytest.raises(ValueError, match="no vision weights.*fc1.*are missing"):
         Blip2Features(tmp_path)
+
+
+def test_F10_another_vision_encoder_is_refused(tmp_path):
+    blip2(16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="gives 16 numbers, Auto-UI takes 1408.*opt-2.7b"):
+        Blip2Features(tmp_path)
+
+
+def test_the_policy_server_looks_at_screens_that_workers_send(tmp_path):
+    import torch
+    from test_lora import served, small
+
+    from shared_weights import SharedWeights
+
+    policy, model = small(), blip2(FEATURE_DIM)
+    with torch.no_grad():
+        for p in model.vision_model.parameters():
+            p.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(p.numel()))
+    model.save_pretrained(tmp_path / "blip2")
+    policy.save(tmp_path / "p.safetensors")
+    size = sum(p.numel() for p in policy.parameters())
+    images = [np.random.default_rng(i).integers(0, 256, (480, 270, 3), np.uint8) for i in range(2)]
+    wanted = Blip2Features(tmp_path / "blip2").batch(images)
+    questions = [images[0], ("Goal: Open the clock", wanted[0], True), images[1]]
+    weights = lambda context: SharedWeights(context, size)  # noqa: E731
+    one, sample, two = served(tmp_path / "p.safetensors", weights, questions, blip2=tmp_path / "blip2")
+    np.testing.assert_allclose([one, two], wanted, atol=1e-2, rtol=1e-2)
+    assert not np.array_equal(one, two)
+    assert sample.text == policy.act(["Goal: Open the clock"], wanted[:1], greedy=True).texts[0]

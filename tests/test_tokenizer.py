@@ -50,7 +50,7 @@ def test_the_same_words_are_the_same_tokens_in_goal_and_action():
 
 
 @pytest.mark.parametrize("ending", ["", "</s>", "</s></s>"])
-def test_a_prompt_ends_with_exactly_one_eos(ending):
+def test_F5_a_prompt_ends_with_exactly_one_eos(ending):
     codec = Codec(build_tokenizer())
     ids = codec.prompt_ids(PROMPTS[1] + ending)
     assert ids[-1] == 1 and ids.count(1) == 1 and ids == codec.prompt_ids(PROMPTS[1])
