@@ -91,10 +91,6 @@ class AutoUIPolicy(nn.Module):
             raise ValueError(f"the policy's config lacks {missing}: give a T5 config.json")
         self.config = {key: config[key] for key in CONFIG_KEYS if key in config}
         self.codec = codec
-        if len(codec) > config["vocab_size"]:
-            raise ValueError(
-                f"the tokenizer has {len(codec)} words, the network {config['vocab_size']}: give the network's own one"
-            )
         self.network = AutoUINetwork(self.config)
         self.autocast = False  # computes in bf16, keeps float32 weights: the learner's way of --precision bf16
         self.notes: list[str] = []  # what the user should know of the file that it was loaded from
@@ -314,6 +310,10 @@ class AutoUIPolicy(nn.Module):
             if init_fusion:
                 add_image_layers(state)
         policy = cls(config, codec)
+        if len(codec) > config["vocab_size"]:
+            raise ValueError(
+                f"the tokenizer has {len(codec)} words, the network {config['vocab_size']}: give the network's own one"
+            )
         policy.load_weights(state)
         policy.notes = notes
         return policy.to(PRECISIONS[precision])
