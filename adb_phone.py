@@ -362,8 +362,8 @@ class AdbPhone:
         if NETWORK_SERIAL.fullmatch(self.serial):
             services = [f"host:disconnect:{self.serial}", f"host:connect:{self.serial}"]
         elif emulator := EMULATOR_SERIAL.fullmatch(self.serial):
-            lost = list_devices(self.host, self.port).get(self.serial) == "offline"
-            services = services * lost + [f"host:emulator:{int(emulator[1]) + 1}"]
+            dead = list_devices(self.host, self.port).get(self.serial) == "offline"
+            services = services * dead + [f"host:emulator:{int(emulator[1]) + 1}"]
         for service in services:
             try:
                 self._host(service, timeout)
@@ -388,12 +388,14 @@ class AdbPhone:
                 raise AdbTimeout(self.serial, "not booted", "wait for its home screen")
             except AndroidEnvError as error:
                 last = error
+                if "not found" in error.state and EMULATOR_SERIAL.fullmatch(self.serial):
+                    attach_at = 0.0                         # nobody announces it to the server but we
             self.on_wait()
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.1)                             # a phone says in no other way that it is there
         try:
-            state = list_devices(self.host, self.port).get(self.serial, "not in `adb devices`")
+            state = list_devices(self.host, self.port).get(self.serial, "not listed")
         except AndroidEnvError as error:
             state = error.state
         raise type(last)(self.serial, f"{last.state} (state {state}, server {self.host}:{self.port}, waited "

@@ -24,7 +24,7 @@ from args import Args, check_phones
 from run_folder import LEAST_FREE, UsageError
 
 REMEDIES = {
-    "unauthorized": "accept the prompt on its screen (`adb kill-server` and plug it in again when there is none)",
+    "unauthorized": "accept the prompt on its screen; none there: unplug it and plug it in again",
     "authorizing": "accept the prompt on its screen",
     "offline": "plug it in again or `adb connect` it; reboot it when that does not help",
     "connecting": "wait a moment; is its link fine?",
@@ -101,8 +101,7 @@ def sourced_rows(args: Args, name: str, count: int) -> Iterator[Row]:
             for address in source.addresses:
                 yield device_row(phone_at(address), args.phones.allow_offline)
     except UsageError as error:
-        found, _, remedy = str(error).partition(": ")
-        yield Row(name, False, found, remedy)
+        yield Row(name, False, "not started", str(error))
 
 
 def emulator_rows(args: Args) -> Iterator[Row]:
@@ -112,14 +111,14 @@ def emulator_rows(args: Args) -> Iterator[Row]:
     try:
         executable = find_emulator()
     except EmulatorError as error:
-        yield Row("emulator", False, *str(error).split(": ", 1))
+        yield Row("emulator", False, "not found", str(error))
         return
     known = list_avds(executable)
     yield Row("emulator", True, executable)
-    yield Row("avd", avd in known, f"{avd} of {', '.join(known) or 'none'}",
-              "" if avd in known else f"make {avd!r} in Android Studio or with avdmanager, or name another one")  # fmt: skip
+    remedy = "" if avd in known else f"make {avd!r} in Android Studio or with avdmanager, or name another one"
+    yield Row("avd", avd in known, f"{avd} of {', '.join(known) or 'none'}", remedy)
     problem = acceleration_problem(executable)
-    yield Row("acceleration", not problem, *(problem.split(": ", 1) if problem else ["the emulator can use it"]))
+    yield Row("acceleration", not problem, "none" if problem else "the emulator can use it", problem)
     if avd in known and not problem:
         yield from sourced_rows(args, "boot", 1)
 
@@ -160,7 +159,7 @@ def device_rows(args: Args) -> Iterator[Row]:
     if usable:
         with ThreadPoolExecutor(len(usable)) as pool:
             yield from pool.map(lambda phone: device_row(phone, args.phones.allow_offline), usable)
-    elif not seen:
+    elif not seen and not wanted:
         yield Row("devices", False, "none", "plug a phone in with USB debugging on, or start an emulator")
 
 

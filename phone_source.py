@@ -15,7 +15,7 @@ import os
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -76,20 +76,21 @@ def _simulated(phones: PhoneArgs, seed: int) -> Iterator[Source]:
 def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
     from emulator import EmulatorError, Emulators
 
-    try:
-        emulators = Emulators(phones.avd, phones.num_workers)
-        print(f"Booting {phones.num_workers} emulators of {phones.avd} ...", flush=True)
-        emulators.__enter__()
-    except (EmulatorError, OSError) as error:
-        raise UsageError(f"--avd {phones.avd}: {error}") from error
-    with emulators:
+    with ExitStack() as stack:
+        try:
+            emulators = Emulators(phones.avd, phones.num_workers)
+            print(f"Booting {phones.num_workers} of {phones.avd} ...", flush=True)
+            stack.enter_context(emulators)
+        except (EmulatorError, OSError) as error:
+            raise UsageError(f"--avd {phones.avd}: {error}") from error
         mode = "snapshot" if phones.reset == "snapshot" else "clear"
         addresses = [
             PhoneAddress(phone.serial, phone.host, phone.port, mode, SETTLE, boot_timeout=emulators.boot_seconds)
             for phone in emulators.phones
         ]
         require_network(emulators.phones, phones.allow_offline, families)
-        what = f"{len(addresses)} emulators of {phones.avd}: {', '.join(a.serial for a in addresses)}"
+        what = f"{len(addresses)} emulator{'s' * (len(addresses) > 1)} of {phones.avd}"
+        what += ": " + ", ".join(address.serial for address in addresses)
         yield Source(what, addresses, lambda latency: None, lambda address: emulators.relaunch(address.serial))
 
 
