@@ -249,8 +249,7 @@ class AdbPhone:
             return exchange.to_the_end()
 
     def screenshot(self, attempts: int = 3) -> np.ndarray:
-        """The screen, uint8 [H, W, 3], H and W those of `size`. A black one is asked for again with the screen
-        switched on."""
+        """The screen, uint8 [H, W, 3], of `size`. A black one is asked for again after the wake-up key."""
         for attempt in range(attempts):
             try:
                 with Image.open(io.BytesIO(extract_png(self.exec_out("screencap -p")))) as image:
@@ -262,8 +261,8 @@ class AdbPhone:
                 return pixels
             except (ValueError, OSError) as error:
                 why, self.retries = error, self.retries + (attempt + 1 < attempts)
-        raise ScreenshotError(self.serial, f"no screenshot in {attempts} tries ({why})",
-                              "try `adb exec-out screencap -p`; is a secure window on its screen?")
+        why = f"no screenshot in {attempts} tries ({why})"
+        raise ScreenshotError(self.serial, why, "try `adb exec-out screencap -p`")
 
     def _check_size(self, width: int, height: int) -> None:
         if self._size == (height, width):               # it was turned
@@ -345,11 +344,11 @@ class AdbPhone:
 
     def has_network(self) -> bool:
         """Does Android itself say that it reaches the internet?"""
-        agents = [line for line in self.shell("dumpsys connectivity").splitlines() if "NetworkAgentInfo" in line]
-        return any(re.search(r"\bVALIDATED\b", line) for line in agents)
+        agents = re.findall(r"NetworkAgentInfo.*", self.shell("dumpsys connectivity"))
+        return any(re.search(r"\bVALIDATED\b", agent) for agent in agents)
 
     def reboot(self) -> None:
-        """Restarts it; returns at once, and `recover` waits for its boot. Only for a phone that is yours."""
+        """Restarts it; `recover` waits for its boot. Only for a phone that is yours."""
         with _Exchange(self.serial, self.host, self.port, self.timeout) as exchange:
             exchange.request(f"host:transport:{self.serial}")
             exchange.request("reboot:")
@@ -368,14 +367,14 @@ class AdbPhone:
             try:
                 self._host(service, timeout)
             except AndroidEnvError:                     # FAIL for an unknown serial; no answer to `emulator:`
-                continue
+                pass
 
     def recover(self, timeout: float | None = None) -> None:
         """After an outage: until the phone is online and booted, or the last error. `timeout`: `boot_timeout`."""
         timeout = self.boot_timeout if timeout is None else timeout
         deadline, pause = time.monotonic() + timeout, max(0.5, timeout / 8)
-        usb = not (NETWORK_SERIAL.fullmatch(self.serial) or EMULATOR_SERIAL.fullmatch(self.serial))
-        attach_at = time.monotonic() + pause * usb          # a USB phone comes back by itself, as a rule
+        by_itself = not (NETWORK_SERIAL.fullmatch(self.serial) or EMULATOR_SERIAL.fullmatch(self.serial))
+        attach_at = time.monotonic() + pause * by_itself    # as USB phones do, as a rule
         while True:
             left = deadline - time.monotonic()
             try:
@@ -393,10 +392,10 @@ class AdbPhone:
             self.on_wait()
             if time.monotonic() >= deadline:
                 break
-            time.sleep(0.1)                             # a phone says in no other way that it is there
+            time.sleep(0.1)                                 # a phone says in no other way that it is there
         try:
             state = list_devices(self.host, self.port).get(self.serial, "not listed")
         except AndroidEnvError as error:
             state = error.state
-        raise type(last)(self.serial, f"{last.state} (state {state}, server {self.host}:{self.port}, waited "
-                         f"{timeout:g} s)", last.remedy) from last
+        where = f"state {state}, server {self.host}:{self.port}, waited {timeout:g} s"
+        raise type(last)(self.serial, f"{last.state} ({where})", last.remedy) from last

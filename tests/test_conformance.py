@@ -29,8 +29,8 @@ class NeverJudge:
 
 @pytest.fixture
 def env(any_phone):
-    virtual = any_phone.virtual
-    return AndroidEnv(any_phone, [TASK], NeverJudge(), reset_mode="clear" if virtual else "stop", settle=2.0 * (not virtual))
+    how = dict(reset_mode="clear", settle=0.0) if any_phone.virtual else dict(reset_mode="stop", settle=2.0)
+    return AndroidEnv(any_phone, [TASK], NeverJudge(), **how)
 
 
 @pytest.fixture
