@@ -231,8 +231,7 @@ class AdbPhone:
                     streams[kind] += data
 
     def shell(self, command: str, timeout: float | None = None, check: bool = False) -> str:
-        """What `command` printed (stdout, then stderr). `check`: an exit code other than 0 is an
-        AndroidEnvError."""
+        """What `command` printed (stdout, then stderr). `check`: an exit code but 0 is an AndroidEnvError."""
         out, err, code = self.run(command, timeout)
         text = (out + err).decode("utf-8", "replace")
         if check and code:
@@ -318,8 +317,8 @@ class AdbPhone:
         self.shell(f"input keyevent {code}", check=True)
 
     def type_text(self, text: str) -> bool:
-        """Types into the focused field; blank text does nothing. False: the phone has no way to type this
-        text (not ASCII, and no ADBKeyBoard installed), nothing was typed."""
+        """Types into the focused field; blank text does nothing. False: nothing was typed, since the text is not
+        ASCII and no ADBKeyBoard is installed."""
         if not text.strip():
             return True
         if all(" " <= c <= "~" or c in "\n\r\t" for c in text):
@@ -327,8 +326,8 @@ class AdbPhone:
             return True
         if self.has_adb_keyboard():
             payload = base64.b64encode(text.encode("utf-8", "replace")).decode()
-            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD} && "
-                       f"am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
+            switch = f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}"
+            self.shell(f"{switch} && am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
         return self.has_adb_keyboard()
 
     def has_adb_keyboard(self) -> bool:

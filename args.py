@@ -35,7 +35,7 @@ class RunArgs:
 @dataclass
 class PhoneArgs:
     num_workers: int = 32
-    """phones, and workers: one each"""
+    """phones, and workers: one each; with --devices, at most as many as there are"""
     latency: float = 0.5
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.4

@@ -83,6 +83,9 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
             stack.enter_context(emulators)
         except (EmulatorError, OSError) as error:
             raise UsageError(f"--avd {phones.avd}: {error}") from error
+        if len(emulators.servers) > 1:
+            ports = ", ".join(map(str, emulators.servers))
+            print(f"  adb serves no more than about 15 emulators: adb servers on ports {ports}", flush=True)
         mode = "snapshot" if phones.reset == "snapshot" else "clear"
         addresses = [
             PhoneAddress(phone.serial, phone.host, phone.port, mode, SETTLE, boot_timeout=emulators.boot_seconds)

@@ -3,9 +3,9 @@
     python benchmarks/bench_adb.py                     # a simulated phone behind the real adb server
     python benchmarks/bench_adb.py --serial R58M12     # a phone of yours
 
-"phone" is the floor: the two requests and the reading to the end on a bare socket, nothing parsed. All ways take turns in
-one process; the table has the median of each, its ratio to ours, and what it adds to the phone's time. A screenshot of
-ours and of adbutils ends as pixels; the phone's as PNG bytes.
+"phone" is the floor: the two requests and the reading to the end on a bare socket, nothing parsed. All ways take turns
+in one process; the table has the median of each, what ours adds to the phone's time, and adbutils' time over ours. A
+screenshot of ours and of adbutils ends as pixels, the phone's as PNG bytes.
 """
 
 from __future__ import annotations

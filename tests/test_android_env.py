@@ -3,6 +3,9 @@
 The rules of an episode run against a phone of a few lines; tests/test_conformance.py has what every phone must do."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +22,7 @@ from android_env import (
     to_pixel,
 )
 
+ROOT = Path(__file__).resolve().parent.parent
 TEXTS = ["it's", 'say "hi"', "x; reboot", "pizza, near me", "time: 5", '"', "a\\b", '", "', "\\n"]
 
 
@@ -292,3 +296,9 @@ def test_reset_never_stops_the_home_app_even_when_the_first_one_fails_halfway():
 def test_reset_needs_a_task():
     with pytest.raises(ValueError, match="no task"):
         AndroidEnv(ToyPhone(), None, CountJudge()).reset()
+
+
+def test_a19_no_instrumentation_server_is_needed():
+    code = "import phone_source, emulator, sys; print([m for m in sys.modules if 'appium' in m or 'automator' in m])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
