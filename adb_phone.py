@@ -120,7 +120,7 @@ class _Exchange:
             raise DeviceOffline(self.serial, f"{_LOST} ({error})", _CHECK) from error
         if self.exactly(4) == b"OKAY":
             return
-        why = self.answer()
+        why = " ".join(self.answer().split())
         if "unauthorized" in why or "authorizing" in why:
             raise DeviceUnauthorized(self.serial, "unauthorized", "accept the prompt on its screen")
         raise DeviceOffline(self.serial, why, "see `adb devices`; plug it in again, or `adb connect` it")
@@ -216,8 +216,7 @@ class AdbPhone:
             return exchange.answer()
 
     def run(self, command: str, timeout: float | None = None) -> tuple[bytes, bytes, int]:
-        """(stdout, stderr, exit code) of a command in the phone's shell. The exit code proves that it ran to
-        its end."""
+        """(stdout, stderr, exit code) of a command in the phone's shell. The code proves that it ran to its end."""
         with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
             exchange.request(f"host:transport:{self.serial}")
             exchange.request(f"shell,v2,raw:{command}")
@@ -240,8 +239,7 @@ class AdbPhone:
         return text
 
     def exec_out(self, command: str, timeout: float | None = None) -> bytes:
-        """The raw output of `command`. Ends with the connection: the caller must know what whole output looks
-        like."""
+        """The raw output of `command`, to the connection's end: the caller must know what is whole."""
         with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
             exchange.request(f"host:transport:{self.serial}")
             exchange.request(f"exec:{command}")
@@ -303,8 +301,7 @@ class AdbPhone:
                               "try `adb shell uiautomator dump`; screens that never rest cannot be read")
 
     def foreground(self) -> tuple[str, str, str]:
-        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than
-        `ui`."""
+        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than `ui`."""
         return parse_focus(self.shell(_FOCUS_COMMAND))
 
     def tap(self, x: int, y: int) -> None:
@@ -326,8 +323,8 @@ class AdbPhone:
             return True
         if self.has_adb_keyboard():
             payload = base64.b64encode(text.encode("utf-8", "replace")).decode()
-            switch = f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}"
-            self.shell(f"{switch} && am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
+            self._use_adb_keyboard()
+            self.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
         return self.has_adb_keyboard()
 
     def has_adb_keyboard(self) -> bool:
@@ -336,15 +333,18 @@ class AdbPhone:
             self._has_adb_keyboard = _ADB_KEYBOARD in self.shell("ime list -s -a")
         return self._has_adb_keyboard
 
+    def _use_adb_keyboard(self) -> None:
+        """Sets it, and waits until it is up (3 s at most): a broadcast that comes too early is lost."""
+        if _ADB_KEYBOARD not in self.shell("settings get secure default_input_method"):
+            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}", check=True)
+            deadline, up = time.monotonic() + 3, re.compile(r"mCur(Method)?Id=" + re.escape(_ADB_KEYBOARD))
+            while not up.search(self.shell("dumpsys input_method")) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
     @property
     def virtual(self) -> bool:
         """An emulator or a simulated phone: nothing on it belongs to anyone."""
         return "1" in self.shell("getprop ro.boot.qemu; getprop ro.kernel.qemu").split()
-
-    def has_network(self) -> bool:
-        """Does Android itself say that it reaches the internet?"""
-        agents = re.findall(r"NetworkAgentInfo.*", self.shell("dumpsys connectivity"))
-        return any(re.search(r"\bVALIDATED\b", agent) for agent in agents)
 
     def reboot(self) -> None:
         """Restarts it; `recover` waits for its boot. Only for a phone that is yours."""

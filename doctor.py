@@ -165,6 +165,8 @@ def device_rows(args: Args) -> Iterator[Row]:
 
 def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
     """One phone that is online: everything a run asks of it."""
+    from phone_source import has_network
+
     try:
         if "1" not in phone.shell("getprop sys.boot_completed").split():
             return Row(phone.serial, False, "device, not booted", "wait for its home screen")
@@ -173,7 +175,7 @@ def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
         phone.screenshot()
         milliseconds = 1000 * (time.monotonic() - began)
         phone.ui()
-        keyboard, network = phone.has_adb_keyboard(), phone.has_network()
+        keyboard, network = phone.has_adb_keyboard(), has_network(phone)
     except AndroidEnvError as error:
         return Row(phone.serial, False, error.state, error.remedy)
     found = (

@@ -12,6 +12,7 @@ offline or unauthorized, or, without --allow-offline, without network while the 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -225,8 +226,9 @@ def require_network(found: list[AdbPhone], allow_offline: bool, families: Collec
 
 
 def has_network(phone: AdbPhone) -> bool:
-    """As `AdbPhone.has_network`; a phone that cannot be asked has none."""
+    """Does Android itself say that it reaches the internet? A phone that cannot be asked does not."""
     try:
-        return phone.has_network()
+        agents = re.findall(r"NetworkAgentInfo.*", phone.shell("dumpsys connectivity"))
     except AndroidEnvError:
         return False
+    return any(re.search(r"\bVALIDATED\b", agent) for agent in agents)

@@ -227,12 +227,22 @@ def test_a4_non_ascii_needs_the_keyboard(fake):
     assert fake.commands == ["ime list -s -a"]
     other = AdbPhone("R58M12", port=fake.port, timeout=5)
     fake.answers["ime list -s -a"] = b"com.android.adbkeyboard/.AdbIME\n"
-    want = (
-        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME && "
-        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA"
-    )
-    fake.answers[want] = b""
-    assert other.type_text("naïve 你好 😀") and fake.commands[-1] == want
+    fake.answers |= {c: b"" for c in (
+        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
+    )}  # fmt: skip
+    fake.answers["settings get secure default_input_method"] = b"com.google.android.inputmethod.latin/.Ime\n"
+    fake.answers["dumpsys input_method"] = [b"  mCurMethodId=null\n", b"  mCurId=com.android.adbkeyboard/.AdbIME\n"]
+    fake.commands.clear()
+    assert other.type_text("naïve 你好 😀")
+    assert fake.commands == [  # it is typed once the keyboard is up
+        "ime list -s -a",
+        "settings get secure default_input_method",
+        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        "dumpsys input_method",
+        "dumpsys input_method",
+        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
+    ]
 
 
 def test_a7_png_from_signature_to_iend(fake):
