@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import socket
 import statistics
 import sys
@@ -43,12 +44,14 @@ def bare(phone: AdbPhone, service: str) -> bytes:
 
 
 def measure(ways: dict, repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, all of them in turn."""
+    """Median milliseconds of each; they take turns in random order, since what ran before matters."""
     times: dict[str, list[float]] = {name: [] for name in ways}
+    order, shuffle = list(ways), random.Random(0).shuffle
     for number in range(repeats + 2):
-        for name, call in ways.items():
+        shuffle(order)
+        for name in order:
             began = time.perf_counter()
-            call()
+            ways[name]()
             if number >= 2:  # the first two warm up
                 times[name].append(1000 * (time.perf_counter() - began))
     return {name: statistics.median(taken) for name, taken in times.items()}
