@@ -33,7 +33,7 @@ from android_env import AdbPhone, AndroidEnv
 from evaluator import RuleJudge
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
-from worker import Episode, PhoneAddress, Sample, policy_server, rollout, worker
+from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
 
 
 @dataclass
@@ -57,6 +57,7 @@ class ActorPool:
     on_trajectory(episode, data: bytes)    called from the pool's thread with `Trajectory.to_bytes()`
     on_lost(episode)                       the worker that played it died; from the pool's thread
     server_options                         further arguments of `policy_server`
+    restart_phone(address)                 outages in a row on this phone; from the pool's thread: return at once
     """
 
     AHEAD = 2  # episodes a worker holds, so that it never waits for the main process
@@ -70,6 +71,7 @@ class ActorPool:
         next_episode: Callable[[], Episode | None],
         on_trajectory: Callable[[Episode, bytes], None],
         on_lost: Callable[[Episode], None],
+        restart_phone: Callable[[PhoneAddress], None] = lambda address: None,
         env_options: dict | None = None,
         server_options: dict | None = None,
         max_batch: int = 32,
@@ -85,6 +87,7 @@ class ActorPool:
         self.weights = weights_for(self._context)
         self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
+        self._restart_phone = restart_phone
         self._env_options, self._server_options, self._seed = env_options or {}, server_options or {}, seed
         self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
         self._server: multiprocessing.Process | None = None
@@ -93,6 +96,7 @@ class ActorPool:
         self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
         self.server_ready = False
         self.restarts = 0  # workers replaced
+        self.phone_restarts = 0
         self.server_restarts = 0
         self.env_steps = 0
         self.last_error = ""
@@ -278,6 +282,12 @@ class ActorPool:
         why = f"exit code {slot.process.exitcode}" if why == "its pipe closed" else why
         said = slot.said and f", after {slot.said}"
         self.last_error = f"worker {slot.index} on {slot.address.serial}: {why}{said}"
+        if slot.process.exitcode == RESTART_PHONE:
+            self.phone_restarts += 1
+            try:
+                self._restart_phone(slot.address)
+            except (OSError, RuntimeError) as error:  # its next worker tries all the same
+                self.last_error += f"; its restart failed: {error}"
         slot.episodes.close()
         slot.process = slot.episodes = None
         slot.ready = False
@@ -312,7 +322,8 @@ class SerialPool:
                  see=thumbnail_features):  # fmt: skip
         import torch
 
-        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, RuleJudge(), **(env_options or {}))
+        how = {"reset_mode": phone.reset_mode, "settle": phone.settle} | (env_options or {})
+        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port, phone.timeout), None, RuleJudge(), **how)
         self._policy, self._next, self._on_trajectory, self._see = policy, next_episode, on_trajectory, see
         self.generator = torch.Generator().manual_seed(seed)
         self.version, self.env_steps = 0, 0

@@ -22,6 +22,7 @@ import struct
 import subprocess
 import time
 import zlib
+from collections.abc import Callable
 
 import adbutils
 import numpy as np
@@ -56,7 +57,9 @@ class ScreenshotError(AndroidEnvError):
 
 
 _LOST, _CHECK = "connection lost in the middle of a command", "check the phone and `adb devices`"
-_NETWORK_SERIAL = re.compile(r"[\w.\-\[\]:%]+:\d+")
+NETWORK_SERIAL = re.compile(r"[\w.\-\[\]:%]+:\d+")
+EMULATOR_SERIAL = re.compile(r"emulator-(\d+)")
+_WAKEUP = 224
 _FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'"
 _ADB_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
 
@@ -117,7 +120,7 @@ class _Exchange:
             raise DeviceOffline(self.serial, f"{_LOST} ({error})", _CHECK) from error
         if self.exactly(4) == b"OKAY":
             return
-        why = self.answer()
+        why = " ".join(self.answer().split())
         if "unauthorized" in why or "authorizing" in why:
             raise DeviceUnauthorized(self.serial, "unauthorized", "accept the prompt on its screen")
         raise DeviceOffline(self.serial, why, "see `adb devices`; plug it in again, or `adb connect` it")
@@ -150,10 +153,16 @@ def list_devices(host: str = "127.0.0.1", port: int = 5037, timeout: float = 5.0
         return parse_devices(exchange.answer())
 
 
-def start_server(port: int = 5037) -> None:
-    """Starts the adb that adbutils brings (or ADBUTILS_ADB_PATH) as a server, where none listens yet."""
-    command = [adbutils.adb_path(), "-P", str(port), "start-server"]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+def start_server(port: int = 5037) -> bool:
+    """Starts the adb that adbutils brings (or ADBUTILS_ADB_PATH) as a server where none listens yet. False: one did.
+    It is asked for first, since `adb start-server` ends a server of another version."""
+    try:
+        list_devices(port=port)
+        return False
+    except DeviceOffline:
+        command = [adbutils.adb_path(), "-P", str(port), "start-server"]
+        subprocess.run(command, check=True, capture_output=True, timeout=30)
+        return True
 
 
 def input_commands(text: str) -> list[str]:
@@ -195,6 +204,8 @@ class AdbPhone:
     def __init__(self, serial: str, host: str = "127.0.0.1", port: int = 5037, timeout: float = 20.0):
         self.serial, self.host, self.port, self.timeout = serial, host, port, timeout
         self.retries = 0                                # screenshots that had to be asked for again
+        self.boot_timeout = 60.0                        # s that `recover` waits
+        self.on_wait: Callable[[], None] = lambda: None # called while `recover` waits
         self._size: tuple[int, int] | None = None
         self._dump_to_file = False
         self._has_adb_keyboard: bool | None = None
@@ -205,8 +216,7 @@ class AdbPhone:
             return exchange.answer()
 
     def run(self, command: str, timeout: float | None = None) -> tuple[bytes, bytes, int]:
-        """(stdout, stderr, exit code) of a command in the phone's shell. The exit code proves that it ran to
-        its end."""
+        """(stdout, stderr, exit code) of a command in the phone's shell. The code proves that it ran to its end."""
         with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
             exchange.request(f"host:transport:{self.serial}")
             exchange.request(f"shell,v2,raw:{command}")
@@ -220,8 +230,7 @@ class AdbPhone:
                     streams[kind] += data
 
     def shell(self, command: str, timeout: float | None = None, check: bool = False) -> str:
-        """What `command` printed (stdout, then stderr). `check`: an exit code other than 0 is an
-        AndroidEnvError."""
+        """What `command` printed (stdout, then stderr). `check`: an exit code but 0 is an AndroidEnvError."""
         out, err, code = self.run(command, timeout)
         text = (out + err).decode("utf-8", "replace")
         if check and code:
@@ -230,27 +239,35 @@ class AdbPhone:
         return text
 
     def exec_out(self, command: str, timeout: float | None = None) -> bytes:
-        """The raw output of `command`. Ends with the connection: the caller must know what whole output looks
-        like."""
+        """The raw output of `command`, to the connection's end: the caller must know what is whole."""
         with _Exchange(self.serial, self.host, self.port, timeout or self.timeout) as exchange:
             exchange.request(f"host:transport:{self.serial}")
             exchange.request(f"exec:{command}")
             return exchange.to_the_end()
 
     def screenshot(self, attempts: int = 3) -> np.ndarray:
-        """The screen, uint8 [H, W, 3]."""
+        """The screen, uint8 [H, W, 3], of `size`. A black one is asked for again after the wake-up key."""
         for attempt in range(attempts):
             try:
                 with Image.open(io.BytesIO(extract_png(self.exec_out("screencap -p")))) as image:
                     pixels = np.asarray(image.convert("RGB"))       # convert loads it whole
+                if not pixels[::8, ::8].any() and not pixels.any():
+                    self.shell(f"input keyevent {_WAKEUP}; wm dismiss-keyguard")
+                    raise ValueError("all black: it is asleep or locked, or shows a secure window")
+                self._check_size(pixels.shape[1], pixels.shape[0])
+                return pixels
             except (ValueError, OSError) as error:
                 why, self.retries = error, self.retries + (attempt + 1 < attempts)
-                continue
-            if self._size and pixels.shape[:2] == self._size:       # [H, W] equals (W, H): it was turned
-                self._size = (pixels.shape[1], pixels.shape[0])
-            return pixels
-        raise ScreenshotError(self.serial, f"no screenshot in {attempts} tries ({why})",
-                              "try `adb exec-out screencap -p`; is a secure window on its screen?")
+        why = f"no screenshot in {attempts} tries ({why})"
+        raise ScreenshotError(self.serial, why, "try `adb exec-out screencap -p`")
+
+    def _check_size(self, width: int, height: int) -> None:
+        if self._size == (height, width):               # it was turned
+            self._size = (width, height)
+        if self._size not in (None, (width, height)):
+            self._size = None                           # another `wm size`, or a fold
+            if self.size != (width, height):
+                raise ValueError(f"{width}x{height} pixels on a screen of {self.size}")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -284,8 +301,7 @@ class AdbPhone:
                               "try `adb shell uiautomator dump`; screens that never rest cannot be read")
 
     def foreground(self) -> tuple[str, str, str]:
-        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than
-        `ui`."""
+        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than `ui`."""
         return parse_focus(self.shell(_FOCUS_COMMAND))
 
     def tap(self, x: int, y: int) -> None:
@@ -298,47 +314,87 @@ class AdbPhone:
         self.shell(f"input keyevent {code}", check=True)
 
     def type_text(self, text: str) -> bool:
-        """Types into the focused field; blank text does nothing. False: the phone has no way to type this
-        text (not ASCII, and no ADBKeyBoard installed), nothing was typed."""
+        """Types into the focused field; blank text does nothing. False: nothing was typed, since the text is not
+        ASCII and no ADBKeyBoard is installed."""
         if not text.strip():
             return True
         if all(" " <= c <= "~" or c in "\n\r\t" for c in text):
             self.shell(" && ".join(input_commands(text)), check=True)
             return True
+        if self.has_adb_keyboard():
+            payload = base64.b64encode(text.encode("utf-8", "replace")).decode()
+            self._use_adb_keyboard()
+            self.shell(f"am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
+        return self.has_adb_keyboard()
+
+    def has_adb_keyboard(self) -> bool:
+        """Is ADBKeyBoard installed, which types any text?"""
         if self._has_adb_keyboard is None:
             self._has_adb_keyboard = _ADB_KEYBOARD in self.shell("ime list -s -a")
-        if self._has_adb_keyboard:
-            payload = base64.b64encode(text.encode("utf-8", "replace")).decode()
-            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD} && "
-                       f"am broadcast -a ADB_INPUT_B64 --es msg {payload}", check=True)
         return self._has_adb_keyboard
 
-    def recover(self, timeout: float = 60.0, attempts: int = 3) -> None:
-        """After an outage: until the phone is online and booted, or the last error. A network phone is
-        disconnected and connected again, since the server believes in dead connections (`connect` alone:
-        "already connected")."""
-        deadline = time.monotonic() + timeout
-        for attempt in range(attempts):
-            left = max(deadline - time.monotonic(), 0.5) / (attempts - attempt)
+    def _use_adb_keyboard(self) -> None:
+        """Sets it, and waits until it is up (3 s at most): a broadcast that comes too early is lost."""
+        if _ADB_KEYBOARD not in self.shell("settings get secure default_input_method"):
+            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}", check=True)
+            deadline, up = time.monotonic() + 3, re.compile(r"mCur(Method)?Id=" + re.escape(_ADB_KEYBOARD))
+            while not up.search(self.shell("dumpsys input_method")) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    @property
+    def virtual(self) -> bool:
+        """An emulator or a simulated phone: nothing on it belongs to anyone."""
+        return "1" in self.shell("getprop ro.boot.qemu; getprop ro.kernel.qemu").split()
+
+    def reboot(self) -> None:
+        """Restarts it; `recover` waits for its boot. Only for a phone that is yours."""
+        with _Exchange(self.serial, self.host, self.port, self.timeout) as exchange:
+            exchange.request(f"host:transport:{self.serial}")
+            exchange.request("reboot:")
+
+    def attach(self, timeout: float = 5.0) -> None:
+        """Asks the adb server for a new connection to it: a network phone is disconnected and connected, since the
+        server believes in dead connections (`connect` alone: "already connected"); an emulator is announced to it
+        as at its start; a USB phone's is restarted. Whether it worked shows in `recover`."""
+        services = [f"host-serial:{self.serial}:reconnect"]
+        if NETWORK_SERIAL.fullmatch(self.serial):
+            services = [f"host:disconnect:{self.serial}", f"host:connect:{self.serial}"]
+        elif emulator := EMULATOR_SERIAL.fullmatch(self.serial):
+            dead = list_devices(self.host, self.port).get(self.serial) == "offline"
+            services = services * dead + [f"host:emulator:{int(emulator[1]) + 1}"]
+        for service in services:
             try:
-                if _NETWORK_SERIAL.fullmatch(self.serial):
-                    for verb in ("disconnect", "connect"):
-                        try:
-                            self._host(f"host:{verb}:{self.serial}", left)
-                        except DeviceOffline:              # the server answers FAIL to an unknown serial
-                            continue
-                with _Exchange(self.serial, self.host, self.port, left) as exchange:
-                    exchange.request(f"host-serial:{self.serial}:wait-for-any-device")
-                    if exchange.exactly(4) != b"OKAY":
-                        raise DeviceOffline(self.serial, exchange.answer(), "see `adb devices`")
-                while "1" not in self.shell("getprop sys.boot_completed", left):
-                    if time.monotonic() > deadline:
-                        raise AdbTimeout(self.serial, "not booted", "wait for its home screen")
-                    time.sleep(0.25)                       # a phone that boots says so in no other way
-                self._size = None
-                return
+                self._host(service, timeout)
+            except AndroidEnvError:                     # FAIL for an unknown serial; no answer to `emulator:`
+                pass
+
+    def recover(self, timeout: float | None = None) -> None:
+        """After an outage: until the phone is online and booted, or the last error. `timeout`: `boot_timeout`."""
+        timeout = self.boot_timeout if timeout is None else timeout
+        deadline, pause = time.monotonic() + timeout, max(0.5, timeout / 8)
+        by_itself = not (NETWORK_SERIAL.fullmatch(self.serial) or EMULATOR_SERIAL.fullmatch(self.serial))
+        attach_at = time.monotonic() + pause * by_itself    # as USB phones do, as a rule
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                if time.monotonic() >= attach_at:
+                    attach_at = time.monotonic() + pause
+                    self.attach(max(0.2, min(left, 5.0)))
+                if "1" in self.shell("getprop sys.boot_completed", max(0.2, min(left, 5.0, self.timeout))):
+                    self._size = self._has_adb_keyboard = None
+                    return
+                raise AdbTimeout(self.serial, "not booted", "wait for its home screen")
             except AndroidEnvError as error:
                 last = error
-        state = list_devices(self.host, self.port).get(self.serial, "not in `adb devices`")
-        raise type(last)(self.serial, f"{last.state} (state {state}, server {self.host}:{self.port}, "
-                         f"{attempts} tries)", last.remedy) from last
+                if "not found" in error.state and EMULATOR_SERIAL.fullmatch(self.serial):
+                    attach_at = 0.0                         # nobody announces it to the server but we
+            self.on_wait()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)                                 # a phone says in no other way that it is there
+        try:
+            state = list_devices(self.host, self.port).get(self.serial, "not listed")
+        except AndroidEnvError as error:
+            state = error.state
+        where = f"state {state}, server {self.host}:{self.port}, waited {timeout:g} s"
+        raise type(last)(self.serial, f"{last.state} ({where})", last.remedy) from last

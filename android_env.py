@@ -27,6 +27,7 @@ import math
 import random
 import re
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -149,7 +150,8 @@ class AndroidEnv:
         (True, False, None: cannot tell) and `reason`; asked after STATUS_* and steps that changed the screen.
     horizon: steps until an episode is truncated, instead of the task's own.
     reset_mode: "stop" stops the apps of the last episode; "clear" also empties their data and uninstalls what
-        was installed since the first reset. On a phone with anything of value on it use "stop".
+        was installed since the first reset. On a phone with anything of value on it use "stop". "snapshot" puts an
+        emulator of this machine back to its snapshot, or clears, with a warning, when it refuses to.
     settle: seconds that a step waits at most for two equal screenshots in a row: 0 on a simulated phone,
         about 2 on others.
     Penalties, all >= 0, are subtracted from the reward: `repetition_penalty` times k for the k-th repetition
@@ -160,8 +162,8 @@ class AndroidEnv:
     def __init__(self, phone: AdbPhone, tasks: Sequence[Any] | None, judge: Any, horizon: int | None = None,
                  reset_mode: str = "clear", *, settle: float = 0.0, repetition_penalty: float = 0.0,
                  empty_type_penalty: float = 0.0, invalid_penalty: float = 0.0):
-        if reset_mode not in ("stop", "clear"):
-            raise ValueError(f"reset_mode is {reset_mode!r}, want 'stop' or 'clear'")
+        if reset_mode not in ("stop", "clear", "snapshot"):
+            raise ValueError(f"reset_mode is {reset_mode!r}, want 'stop', 'clear' or 'snapshot'")
         if horizon is not None and horizon < 1:
             raise ValueError(f"horizon is {horizon}, want at least 1, or None for the task's own")
         if min(repetition_penalty, empty_type_penalty, invalid_penalty) < 0:
@@ -210,6 +212,14 @@ class AndroidEnv:
         self.judge.reset(self.task, self._observe())
 
     def _restore(self, seed: int | None) -> None:
+        if self.reset_mode == "snapshot":
+            from emulator import load_snapshot  # only here: the rest of this file needs no emulator
+
+            if refused := load_snapshot(self.phone):
+                warnings.warn(f"{refused}: apps are stopped and cleared instead", stacklevel=2)
+                self.reset_mode = "clear"
+            else:
+                self._touched = set()
         first, commands = self._installed is None, []
         live = "dumpsys activity activities | grep -E 'Hist'"        # also apps that a dialog hides
         if self.reset_mode == "clear":

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -37,7 +38,7 @@ class RunArgs:
 @dataclass
 class PhoneArgs:
     num_workers: int = 32
-    """phones, and workers: one each"""
+    """phones, and workers: one each; with --devices, at most as many as there are"""
     latency: float = 0.5
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.6
@@ -47,7 +48,23 @@ class PhoneArgs:
     slow_loads: float = 0.1
     """simulated phones: probability that a page loads slowly"""
     adb_port: int = 0
-    """port of the adb server that we start; 0: a free one"""
+    """simulated phones: port of the adb server that we start; 0: a free one"""
+    devices: tuple[str, ...] = ()
+    """train on these phones, not simulated ones: serials of `adb devices` (ip:port ones are connected), or all"""
+    adb_server: tuple[str, ...] = ()
+    """adb servers, HOST:PORT, whose phones are used; workers are spread over them; default: the one on this machine"""
+    avd: str | None = None
+    """launch an Android emulator of this AVD for each worker, and end them afterwards"""
+    reset: Literal["home", "snapshot"] = "home"
+    """before an episode: stop and clear the apps used (on a real phone: stop), or load the emulator's snapshot"""
+    allow_offline: bool = False
+    """train on tasks of the web although a phone says that it has no network"""
+    check: bool = False
+    """print a table of what this run needs and whether it is there, then stop; exit code 1 when something is missing"""
+
+    @property
+    def simulated(self) -> bool:
+        return not (self.devices or self.adb_server or self.avd)
 
 
 @dataclass
@@ -136,8 +153,35 @@ class Args:
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
 
 
+def check_phones(phones: PhoneArgs) -> None:
+    """Refuses phone flags that contradict each other, or that would change nothing."""
+    if phones.avd and (phones.devices or phones.adb_server):
+        raise UsageError("--avd launches emulators of its own: leave out --devices and --adb-server")
+    for serial in (*phones.devices, *filter(None, [phones.avd])):
+        if not re.fullmatch(r"[\w\[][\w.:%\[\]()-]*", serial):
+            raise UsageError(f"{serial!r} is neither a serial (R58M..., emulator-5554, 192.168.1.5:5555) nor an AVD")
+    if "all" in phones.devices and len(phones.devices) > 1:
+        raise UsageError(f"--devices {' '.join(phones.devices)}: give all, or serials")
+    for server in phones.adb_server:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"--adb-server {server}: want HOST:PORT, such as 192.168.1.7:5037")
+    if phones.reset == "snapshot":
+        if phones.simulated:
+            raise UsageError("--reset snapshot: simulated phones have no snapshots: use it with --avd or emulators")
+        real = [serial for serial in phones.devices if not serial.startswith("emulator-") and serial != "all"]
+        if real or phones.adb_server:
+            raise UsageError(f"--reset snapshot: {' '.join(real or phones.adb_server)}: only emulators of this machine "
+                             "have snapshots that we can load")  # fmt: skip
+    if not phones.simulated:
+        for name in ("latency", "dialogs", "failed_loads", "slow_loads", "adb_port"):
+            if getattr(phones, name) != getattr(PhoneArgs, name):
+                raise UsageError(f"--{name.replace('_', '-')} is for simulated phones: leave it out with others")
+
+
 def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
+    check_phones(args.phones)
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
     check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
@@ -154,7 +198,8 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
     if args.run.resume:
         return train, test, args.run.resume
-    name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    kind = "sim" if args.phones.simulated else "adb"
+    name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
 
 

@@ -130,6 +130,7 @@ def table(results: dict, folder: Path) -> str:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.0f}%"
 
+    phones = "simulated phones" if results["phones"] == "simulated" else results["phones"]
     lines = ["", f"{'family':<16}{'before':>8}{'after':>8}{'n':>6}"]
     for family, row in results["families"].items():
         lines.append(f"{family:<16}{percent(row['warmup']):>8}{percent(row['final']):>8}{row['n']:>6}")
@@ -143,7 +144,7 @@ def table(results: dict, folder: Path) -> str:
     return "\n".join(lines) + (
         f"\n\nSuccess on held-out tasks {percent(results['warmup_success_rate'])} -> "
         f"{percent(results['success_rate'])} (greedy) after {results['trajectories']} trajectories and "
-        f"{results['wall_seconds'] / 60:.1f} minutes on simulated phones.\n"
+        f"{results['wall_seconds'] / 60:.1f} minutes on {phones}.\n"
         f"Look at {folder / 'report.html'} and {folder / 'curves.png'}; "
         f"numbers in {folder / 'results.json'}."
     )

@@ -1,6 +1,8 @@
 """DistRL: asynchronous distributed reinforcement learning for on-device control agents (arXiv 2410.14803).
 
     python run_distrl.py --num-workers 32                 # simulated phones, nothing else needed: 15 minutes on 2 cores
+    python run_distrl.py --devices all                    # phones and emulators that `adb devices` lists; --avd NAME
+    python run_distrl.py --check                          # is all there that this needs? With the same flags
     python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
     python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
 
@@ -72,6 +74,7 @@ class Experiment:
         self.update_metrics: dict[str, float] = {}
         self.stopping = False
         self.tracker = None
+        self.phones = "simulated"
 
     # ------------------------------------------------------------------ trajectories in
 
@@ -299,7 +302,7 @@ class Experiment:
                 "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
                 "eval_different": len(set(self.eval_tasks)),
             },
-            "judge": "rules", "seed": self.args.run.seed, "phones": "simulated", "judge_unknown": self.unknown,
+            "judge": "rules", "seed": self.args.run.seed, "phones": self.phones, "judge_unknown": self.unknown,
             "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -370,10 +373,9 @@ def run(args: Args) -> int:
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task]) -> int:
     """The run in its folder, new or to be resumed. Returns the exit code."""
     from actor_pool import ActorPool, SerialPool
+    from phone_source import phone_source
     from results import start_tracking, table
     from shared_weights import SharedWeights
-    from sim import start_phones
-    from worker import PhoneAddress
 
     policy, policy_path = load_policy(args)
     lossy = policy.codec.lossy({task.instruction for task in train_tasks}) if args.policy.policy else []
@@ -392,23 +394,17 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         signal.signal(signum, signal.SIG_DFL)  # a second one kills
         os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
 
-    try:
-        phones = start_phones(
-            args.phones.num_workers, seed=args.run.seed, latency=args.phones.latency,
-            dialogs=args.phones.dialogs, failed_loads=args.phones.failed_loads, slow_loads=args.phones.slow_loads,
-            adb_port=args.phones.adb_port,
-        )  # fmt: skip
-    except (RuntimeError, OSError) as error:
-        raise UsageError(str(error)) from error
-    pairs = overlap(train_tasks, eval_tasks)
-    families = len({t.family for t in train_tasks})
-    print(
-        f"DistRL: {args.phones.num_workers} workers on simulated phones, {len(set(train_tasks))} training instructions "
-        f"of {families} families; {len(eval_tasks)} held-out tasks, {len(set(eval_tasks))} of them different "
-        f"({pairs['exact']} in training, {pairs['template']} by template).\n  folder {folder}"
-    )
-    with phones:
-        addresses = [PhoneAddress(serial, phones.host, phones.port) for serial in phones.serials]
+    families = {task.family for task in (*train_tasks, *eval_tasks)}
+    with phone_source(args.phones, seed=args.run.seed, families=families) as phones:
+        pairs = overlap(train_tasks, eval_tasks)
+        number, kinds = len(set(train_tasks)), len({task.family for task in train_tasks})
+        print(
+            f"DistRL: {args.phones.num_workers} workers on {phones.what}, {number} training instructions of {kinds} "
+            f"families; {len(eval_tasks)} held-out tasks, {len(set(eval_tasks))} of them different "
+            f"({pairs['exact']} in training, {pairs['template']} by template).\n  folder {folder}"
+        )
+        addresses = phones.addresses
+        experiment.phones = "simulated" if args.phones.simulated else phones.what
         env_options = {"horizon": args.tasks.horizon}
         if args.run.serial:
             pool = SerialPool(
@@ -422,7 +418,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             pool = ActorPool(
                 addresses, policy_path, lambda context: SharedWeights(context, size),
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                on_lost=experiment.on_lost, env_options=env_options, seed=args.run.seed,
+                on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options, seed=args.run.seed,
                 server_options=dict(
                     init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
                     blip2=blip2,
@@ -482,6 +478,10 @@ def main() -> int:
 
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=__doc__)
     try:
+        if args.phones.check:
+            from doctor import check
+
+            return check(args)
         if args.run.resume:
             folder = args.run.resume
             args = read_args(folder, Args)

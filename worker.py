@@ -36,14 +36,21 @@ from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from tasks import Task
 
+OUTAGES = 3  # in a row, then the phone is restarted
+RESTART_PHONE = 3  # exit code of a worker that asks for it
+
 
 @dataclass(frozen=True)
 class PhoneAddress:
-    """Where a phone is: its serial, and the adb server that knows it."""
+    """Where a phone is: its serial, and the adb server that knows it; how it is driven."""
 
     serial: str
     host: str
     port: int
+    reset_mode: str = "clear"  # of `AndroidEnv`
+    settle: float = 0.0  # s
+    timeout: float = 20.0  # s a command may take
+    boot_timeout: float = 60.0  # s that it may need to come back
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ def rollout(
             "reason": str(info.get("error") or info.get("verdict_reason") or ""),
             "seconds": time.monotonic() - began,
             "policy_seconds": policy_seconds,
+            "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
         },
     )
@@ -130,7 +138,10 @@ def worker(
 ) -> None:
     """A worker process: one phone, episodes in, trajectories out. blip2: the policy server looks at its screens."""
     _follow_parent()
-    env = AndroidEnv(AdbPhone(address.serial, address.host, address.port), None, RuleJudge(), **env_options)
+    phone = AdbPhone(address.serial, address.host, address.port, address.timeout)
+    phone.boot_timeout, phone.on_wait = address.boot_timeout, lambda: episodes.send(("wait", None))
+    how = {"reset_mode": address.reset_mode, "settle": address.settle}
+    env = AndroidEnv(phone, None, RuleJudge(), **how | env_options)
 
     def act(prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
         policy.send((prompt, feature, greedy))
@@ -151,13 +162,16 @@ def worker(
                 except AndroidEnvError as error:  # the phone could not even be reset
                     failures += 1
                     episodes.send(("phone_error", str(error)))
-                    if failures >= 3:
-                        sys.exit(3)
                 else:
-                    failures = 0
+                    failures = failures + 1 if trajectory.info["outage"] else 0
+                    if failures:
+                        episodes.send(("phone_error", trajectory.info["reason"]))
                     trajectory.info["worker"] = index
                     episodes.send(("trajectory", trajectory.to_bytes()))
                     break
+                finally:
+                    if failures >= OUTAGES:
+                        sys.exit(RESTART_PHONE)
     except (EOFError, BrokenPipeError, ConnectionResetError):  # main process or policy server has gone
         return
 

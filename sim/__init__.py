@@ -46,6 +46,13 @@ class Phones:
         self.process.stdin.write(f"latency {latency:g}\n".encode())
         self.process.stdin.flush()
 
+    def fault(self, serial: str, kind: str, times: int = 0) -> None:
+        """Something goes wrong with one phone from now on (`sim/faults.py` lists what); "none" heals it."""
+        self.process.stdin.write(f"fault {self.serials.index(serial)} {kind} {times}\n".encode())
+        self.process.stdin.flush()
+        if self.process.stdout.readline() != b"done\n":
+            raise PhonesError(f"fault {kind!r}: the simulated phones have ended")
+
     def close(self) -> None:
         """Ends phones and adb server; a second call does nothing."""
         if self.process.stdin and not self.process.stdin.closed:

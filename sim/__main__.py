@@ -9,6 +9,7 @@ import signal
 import sys
 
 from sim import PhonesError
+from sim.faults import KINDS
 
 
 def positive(text: str) -> int:
@@ -62,6 +63,10 @@ def parse_args() -> argparse.Namespace:
         "--latency", type=scale, default=1.0, help="1: an input takes 1 s on average; 0: no time"
     )
     parser.add_argument("--adb-port", type=port, default=0, help="port of the adb server; 0 takes a free one")
+    parser.add_argument(
+        "--fault", action="append", default=[], choices=["none", *KINDS], metavar="KIND",
+        help="what is wrong with the first phone; again: with the next (none, " + ", ".join(KINDS) + ")",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON line, end at the end of stdin")
     return parser.parse_args()
 
@@ -69,7 +74,7 @@ def parse_args() -> argparse.Namespace:
 async def until_told(world, stdin: bool) -> None:
     """Returns at SIGINT or SIGTERM, and with `stdin` also when whoever started us closes it or dies.
 
-    A line `latency X` on stdin changes the phones' latency.
+    A line `latency X` on stdin changes the phones' latency, `fault INDEX KIND TIMES` what goes wrong with one.
     """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -81,8 +86,13 @@ async def until_told(world, stdin: bool) -> None:
 
         async def obey() -> None:
             while line := await reader.readline():
+                what, *words = line.decode().split()
+                if what == "fault":
+                    world.devices[int(words[0])].fault(words[1], int(words[2]))
+                    print("done", flush=True)
+                    continue
                 for phone in world.phones:
-                    phone.latency = scale(line.split()[1].decode())
+                    phone.latency = scale(words[0])
             told.set()
 
         end = asyncio.create_task(obey())
@@ -93,7 +103,9 @@ async def until_told(world, stdin: bool) -> None:
 async def main(args: argparse.Namespace) -> None:
     from sim.world import World  # after the arguments: it loads Pillow and adbutils
 
-    options = {k: v for k, v in vars(args).items() if k not in ("json", "num_phones")}
+    options = {k: v for k, v in vars(args).items() if k not in ("json", "num_phones", "fault")}
+    if len(args.fault) > args.num_phones:
+        raise PhonesError(f"--fault {args.fault[-1]}: phone {len(args.fault)} of {args.num_phones}; more --num-phones")
     world = World(args.num_phones, **options)
     # The handlers stand before the start, which a Ctrl-C may interrupt as well.
     told = asyncio.create_task(until_told(world, args.json))
@@ -104,6 +116,8 @@ async def main(args: argparse.Namespace) -> None:
         await asyncio.wait((start,))
         return
     start.result()
+    for device, kind in zip(world.devices, args.fault, strict=False):
+        device.fault(kind)
     try:
         show(world, args.json)
         await told

@@ -4,7 +4,7 @@ A message is six little-endian words (command, arg0, arg1, length, checksum, com
 payload: CNXN greets, OPEN names a service for a new stream, OKAY says a stream is ready for more, WRTE
 carries data, CLSE ends it (the AOSP's `packages/modules/adb/protocol.txt`). Services: `shell:`, `shell,v2:`
 (exit status, stdout and stderr apart), `exec:` and `sync:` (push, pull, list); any other is closed, as adbd
-does. No AUTH is asked for.
+does. No AUTH is asked for, unless the phone's faults (`sim/faults.py`) say that it trusts nobody.
 
     server = await asyncio.start_server(Device(phone).serve, "127.0.0.1", 0)   # adb connect
 
@@ -19,9 +19,10 @@ import struct
 from sim.files import CAPACITY, Entry, Files
 from sim.shell import Exit, Shell
 
-CNXN, OPEN, OKAY, WRTE, CLSE = (
-    int.from_bytes(name, "little") for name in (b"CNXN", b"OPEN", b"OKAY", b"WRTE", b"CLSE")
+CNXN, AUTH, OPEN, OKAY, WRTE, CLSE = (
+    int.from_bytes(name, "little") for name in (b"CNXN", b"AUTH", b"OPEN", b"OKAY", b"WRTE", b"CLSE")
 )
+AUTH_TOKEN = 1
 VERSION = 0x01000001
 MAX_PAYLOAD = 256 * 1024
 FEATURES = "shell_v2,cmd,stat_v2,ls_v2"
@@ -36,9 +37,22 @@ class Device:
     def __init__(self, phone):
         self.phone = phone
         self.files = Files()
+        self._links: set[_Link] = set()
+
+    def fault(self, kind: str, times: int = 0) -> None:
+        """Sets a fault of the phone; one of the connection itself ends those that there are."""
+        was_down = self.phone.faults.down
+        self.phone.faults.set(kind, times)
+        if kind in ("offline", "unauthorized") or (kind == "none" and was_down):
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        for link in list(self._links):
+            link.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(self, writer)
+        self._links.add(link)
         try:
             while True:
                 command, arg0, arg1, length, _, magic = HEADER.unpack(await reader.readexactly(HEADER.size))
@@ -49,6 +63,7 @@ class Device:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # `adb disconnect`, the server went away, or this process ends
         finally:
+            self._links.discard(link)
             link.close()
 
     def banner(self) -> bytes:
@@ -72,9 +87,21 @@ class _Link:
             self.writer.write(header + payload)
 
     def receive(self, command: int, arg0: int, arg1: int, payload: bytes) -> None:
+        faults = self.device.phone.faults
+        if command in (CNXN, AUTH) and faults.down:  # the server waits for the greeting, and calls it offline
+            if not faults.on("offline"):
+                wait = faults.seconds_down
+                asyncio.get_running_loop().call_later(wait, self.receive, command, arg0, arg1, payload)
+            return
         if command == CNXN:
             self.max_payload = min(arg1, MAX_PAYLOAD)
-            self.send(CNXN, VERSION, MAX_PAYLOAD, self.device.banner())
+            if faults.on("unauthorized"):
+                self.send(AUTH, AUTH_TOKEN, 0, bytes(20))
+            else:
+                self.send(CNXN, VERSION, MAX_PAYLOAD, self.device.banner())
+        elif command == AUTH:
+            if arg0 == 2:  # a signature, by a key that it does not know; the public key itself waits for the user
+                self.send(AUTH, AUTH_TOKEN, 0, bytes(20))
         elif command == OPEN:
             self.open(arg0, payload.rstrip(b"\0").decode(errors="replace"))
         elif stream := self.streams.get(arg1):
@@ -91,7 +118,7 @@ class _Link:
     def open(self, remote: int, service: str) -> None:
         name, _, argument = service.partition(":")
         kind = name.split(",")[0]
-        handler = {"shell": _shell, "exec": _shell, "sync": _sync}.get(kind)
+        handler = {"shell": _shell, "exec": _shell, "sync": _sync, "reboot": _reboot}.get(kind)
         if handler is None:
             self.send(CLSE, 0, remote)
             return
@@ -173,6 +200,14 @@ class _Output:
         self.parts[-1][1].extend(data)
 
     async def flush(self, status: int | None = None) -> None:
+        await self.stream.write(self._data(status))
+
+    async def flush_half(self, status: int) -> None:
+        """As much as came through before the connection broke."""
+        data = self._data(status)
+        await self.stream.write(data[: len(data) // 2])
+
+    def _data(self, status: int | None) -> bytes:
         if not self.packets:
             data = b"".join(part for _, part in self.parts)
         else:
@@ -180,7 +215,7 @@ class _Output:
             if status is not None:
                 data += _packet(EXIT, bytes([status & 255]))
         self.parts.clear()
-        await self.stream.write(data)
+        return data
 
 
 def _packet(kind: int, data: bytes | bytearray) -> bytes:
@@ -191,11 +226,26 @@ async def _shell(device: Device, stream: _Stream, name: str, command: str) -> No
     flags = name.split(",")[1:]
     packets = "v2" in flags
     shell = Shell(device.phone, device.files)
+    if device.phone.faults.strikes("mute"):
+        await asyncio.Event().wait()  # until the other side gives up
     if command or name == "exec":
         output = _Output(stream, packets)
-        await output.flush(await shell.run(command, output.out, output.err))
+        status = await shell.run(command, output.out, output.err)
+        if device.phone.faults.down:
+            device.hang_up()  # it was `reboot`
+        elif device.phone.faults.strikes("drop"):
+            await output.flush_half(status)
+            device.hang_up()
+        else:
+            await output.flush(status)
     else:
         await _interactive(stream, shell, packets, pty=not packets or "pty" in flags)
+
+
+async def _reboot(device: Device, _stream: _Stream, _name: str, _argument: str) -> None:
+    device.phone.faults.reboot()
+    device.phone.home()
+    device.hang_up()
 
 
 async def _interactive(stream: _Stream, shell: Shell, packets: bool, pty: bool) -> None:

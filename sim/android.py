@@ -5,9 +5,9 @@ They print what Android 13 prints, as far as the tools that drive phones read it
 window size, rotation, foreground app and hierarchy here. `input` and `screencap` take their time
 (`Phone.delay`), the other commands none.
 
-Departs from a phone: `screencap` is always a PNG; `dumpsys` knows the services in `DUMPS` only; `am
-broadcast`, `pm grant` and `settings` store or print, nothing follows from them; `setprop debug.distrl.seed
-N` restarts the phone's randomness from N.
+Departs from a phone: `dumpsys` knows the services in `DUMPS` only; `am broadcast` (but for the keyboard's), `pm grant`
+and `settings` (but for the rotation) store or print, nothing follows from them; `setprop debug.distrl.seed N` restarts
+the phone's randomness from N.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sim.display import dump_display, dump_window, screencap, uiautomator, wm
+from sim.keyboard import LATIN_IME, broadcast, dump_input_method, ime
 from sim.tools import split_options
 
 if TYPE_CHECKING:
@@ -44,10 +46,11 @@ async def input_(p: Process):
     try:
         if kind == "tap":
             x, y = (float(n) for n in rest)
-            p.phone.tap(x, y)
+            p.phone.tap(*p.phone.display.to_phone(x, y))
         elif kind in ("swipe", "draganddrop"):
             x0, y0, x1, y1, *ms = (float(n) for n in rest)
-            p.phone.swipe(x0, y0, x1, y1, ms[0] if ms else 300)
+            ends = (*p.phone.display.to_phone(x0, y0), *p.phone.display.to_phone(x1, y1))
+            p.phone.swipe(*ends, ms[0] if ms else 300)
         elif kind == "text":
             type_text(p, rest[0])
         elif kind in ("keyevent", "keycombination"):
@@ -56,6 +59,8 @@ async def input_(p: Process):
                 raise ValueError("no key")
             for code in codes:
                 p.phone.key(code)
+                if code == KEYS["WAKEUP"]:
+                    p.phone.faults.wake()
         elif kind in ("press", "roll"):
             pass
         else:
@@ -82,55 +87,10 @@ def type_text(p: Process, text: str) -> None:
             p.phone.type_text(line)
 
 
-async def screencap(p: Process):
-    _, names = split_options(p.args, "d")
-    png = p.phone.png()
-    if names:
-        p.out(png) if names[0] in ("/dev/stdout", "/dev/tty", "-") else p.files.write(p.path(names[0]), png)
-    else:
-        p.out(png)
-    await asyncio.sleep(p.phone.delay("screencap"))
-
-
-def wm(p: Process):
-    if p.args == ["size"]:
-        p.out(f"Physical size: {p.phone.width}x{p.phone.height}\n")
-    elif p.args == ["density"]:
-        p.out(f"Physical density: {p.phone.props.get('ro.sf.lcd_density', '160')}\n")
-    else:
-        return p.fail(f"this phone only knows `wm size` and `wm density`, not {p.args}", 255)
-
-
-def _size(p: Process) -> str:
-    return f"{p.phone.width}x{p.phone.height}"
-
-
 def _app(p: Process) -> str:
     """The activity in front, under a dialog that has the focus."""
     screen = p.phone.stack[-1]
     return f"{screen.package}/{screen.activity}"
-
-
-def dump_window(p: Process) -> str:
-    focus = p.phone.focus_component()
-    return (
-        f"WINDOW MANAGER WINDOWS (dumpsys window windows)\n  Window #0 Window{{5f3759d u0 {focus}}}:\n"
-        f"    mDisplayId=0 mSession=Session{{1f1f1f}}\n"
-        f"WINDOW MANAGER DISPLAY CONTENTS (dumpsys window displays)\n"
-        f"  Display: mDisplayId=0\n"
-        f"    init={_size(p)} 160dpi cur={_size(p)} app={_size(p)}\n    mCurrentRotation=0\n"
-        f"  mCurrentFocus=Window{{5f3759d u0 {focus}}}\n"
-        f"  mFocusedApp=ActivityRecord{{2b992b u0 {_app(p)} t12}}\n"
-    )
-
-
-def dump_display(p: Process) -> str:
-    width, height = p.phone.width, p.phone.height
-    return (
-        f"DISPLAY MANAGER (dumpsys display)\n  mViewports=[DisplayViewport{{type=INTERNAL, valid=true, "
-        f"isActive=true, displayId=0, orientation=0, logicalFrame=Rect(0, 0 - {width}, {height}), "
-        f"deviceWidth={width}, deviceHeight={height}}}]\n"
-    )
 
 
 def dump_activity(p: Process) -> str:
@@ -157,24 +117,28 @@ def dump_package(p: Process) -> str:
     )
 
 
+def dump_connectivity(p: Process) -> str:
+    validated = "" if p.phone.faults.on("no-network") else "&VALIDATED"
+    return (
+        "NetworkProviders for:\n  WIFI\nActive default network: 100\n\nCurrent Networks:\n"
+        "  NetworkAgentInfo{network{100} handle{1} ni{WIFI CONNECTED} "
+        f"nc{{[ Transports: WIFI Capabilities: INTERNET&TRUSTED{validated} ]}}}}\n"
+    )
+
+
 DUMPS = {
     "window": dump_window,
     "display": dump_display,
     "activity": dump_activity,
     "package": dump_package,
-    "input_method": lambda p: (
-        f"Input method manager service state:\n  mShowRequested={_shown(p)} mInputShown={_shown(p)}\n"
-    ),
+    "input_method": dump_input_method,
+    "connectivity": dump_connectivity,
     "power": lambda p: "Power Manager State:\n  mWakefulness=Awake\n  mHoldingDisplaySuspendBlocker=true\n",
     "battery": lambda p: (
         "Current Battery Service state:\n  AC powered: true\n  status: 2\n  health: 2\n"
         "  present: true\n  level: 100\n  scale: 100\n  voltage: 4200\n  temperature: 250\n"
     ),
 }
-
-
-def _shown(p: Process) -> str:
-    return "true" if p.phone.keyboard else "false"
 
 
 def dumpsys(p: Process):
@@ -184,19 +148,6 @@ def dumpsys(p: Process):
         p.out(DUMPS[p.args[0]](p))
     else:
         p.out(f"Can't find service: {p.args[0]}\n")
-
-
-def uiautomator(p: Process):
-    if p.args[:1] != ["dump"]:
-        return p.fail("Usage: uiautomator dump [--compressed] [file]", 1)
-    names = [word for word in p.args[1:] if not word.startswith("--")]
-    path = names[0] if names else "/sdcard/window_dump.xml"
-    xml = p.phone.hierarchy_xml()
-    if path in ("/dev/tty", "/dev/stdout"):
-        p.out(xml)
-    else:
-        p.files.write(p.path(path), xml.encode())
-    p.out(f"UI hierchary dumped to: {path}\n")  # Android's own spelling
 
 
 START_VALUES = ("-a", "-d", "-t", "-c", "-f", "--user", "--display", "--activity-brought-to-front")
@@ -268,8 +219,7 @@ def am(p: Process):
     elif verb in ("kill", "kill-all"):
         pass  # only background processes die of it, and those show nothing
     elif verb == "broadcast":
-        intent = parse_intent(rest)
-        p.out(f"Broadcasting: Intent {{ act={intent.get('act', '')} }}\nBroadcast completed: result=0\n")
+        broadcast(p, parse_intent(rest).get("act", ""), rest)
     elif verb == "get-current-user":
         p.out("0\n")
     else:
@@ -334,10 +284,11 @@ def monkey(p: Process):
 
 
 def getprop(p: Process):
+    props = p.phone.props if p.phone.faults.booted else p.phone.props | {"sys.boot_completed": ""}
     if p.args:
-        p.out(p.phone.props.get(p.args[0], p.args[1] if len(p.args) > 1 else "") + "\n")
+        p.out(props.get(p.args[0], p.args[1] if len(p.args) > 1 else "") + "\n")
     else:
-        p.out("".join(f"[{name}]: [{value}]\n" for name, value in sorted(p.phone.props.items())))
+        p.out("".join(f"[{name}]: [{value}]\n" for name, value in sorted(props.items())))
 
 
 def setprop(p: Process):
@@ -357,7 +308,7 @@ SETTINGS = {
     "system/screen_brightness": "128",
     "system/screen_brightness_mode": "0",
     "global/airplane_mode_on": "0",
-    "secure/default_input_method": "com.android.inputmethod.latin/.LatinIME",
+    "secure/default_input_method": LATIN_IME,
 }
 
 
@@ -379,6 +330,12 @@ def accepted(p: Process):
     return 0
 
 
+def reboot(p: Process):
+    """The connection goes with it: `Device` watches for it."""
+    p.phone.faults.reboot()
+    p.phone.home()
+
+
 ANDROID = {
     "input": input_,
     "screencap": screencap,
@@ -392,6 +349,8 @@ ANDROID = {
     "getprop": getprop,
     "setprop": setprop,
     "settings": settings,
+    "ime": ime,
+    "reboot": reboot,
     "svc": accepted,
     "logcat": accepted,
 }

@@ -21,6 +21,7 @@ def properties(serial: str, model: str, seed: int) -> dict[str, str]:
         "debug.distrl.seed": str(seed),
         "dev.bootcomplete": "1",
         "init.svc.bootanim": "stopped",
+        "ro.boot.qemu": "1",  # as an emulator's: nothing on it belongs to anyone
         "ro.build.version.release": "11",
         "ro.build.version.sdk": "30",
         "ro.product.cpu.abi": "x86_64",

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from sim import draw
 from sim.apps import first_screen
 from sim.catalog import APPS, GOOGLE, LAUNCHER, LAUNCHER_ACTIVITY, SERVICES, SETTINGS, App, app_named
+from sim.display import Display
+from sim.faults import Faults
 from sim.hardware import heavy_tail, properties
 from sim.hierarchy import hierarchy_xml
 from sim.launcher import Drawer, Home
@@ -60,6 +62,7 @@ class Phone:
         self.answered: set[str] = set()  # packages whose permission question was answered
         self.windows: list[Screen] = []  # dialogs and the shade, the topmost last
         self.version = 0  # of what is on the screen; grows with every change
+        self.display, self.faults = Display(self), Faults()
         self._data: dict[str, dict] = {}
         self._stacks: dict[str, list[Screen]] = {LAUNCHER: [Home(self)]}
         self._front = LAUNCHER

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sim.android import ANDROID
+from sim.faults import BEFORE_BOOT
 from sim.files import Files
 from sim.grammar import ASSIGNMENT, MAX_DEPTH, Command, Part, Pipeline, ShellSyntaxError, Word, parse
 from sim.tools import TOOLS
@@ -208,6 +209,9 @@ class Shell:
         if command is None:
             err(f"/system/bin/sh: {name}: inaccessible or not found\n".encode())
             return 127
+        if base in ANDROID and base not in BEFORE_BOOT and not self.phone.faults.booted:
+            err(f"cmd: Can't find service: {base}\n".encode())
+            return 20
         process = Process(self, base, args, stdin, out, err)
         saved = {key: self.variables.get(key) for key in assignments}
         self.variables.update(assignments)

@@ -80,6 +80,7 @@ class World:
             )
         chances = {"dialogs": dialogs, "failed_loads": failed_loads, "slow_loads": slow_loads}
         self.phones = [Phone(i, seed=seed, latency=latency, **chances) for i in range(num_phones)]
+        self.devices = [Device(phone) for phone in self.phones]
         self.port, self.serials = adb_port, []
         self.host, self.adb = HOST, adbutils.adb_path()
         self._chosen = adb_port != 0
@@ -100,11 +101,11 @@ class World:
 
     async def _start(self) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="sim-adb-"))
-        for phone in self.phones:
+        for device in self.devices:
             listener = bind()
             self.serials.append(f"{HOST}:{listener.getsockname()[1]}")
             self._listeners.append(
-                await asyncio.start_server(Device(phone).serve, sock=listener, limit=1 << 20)
+                await asyncio.start_server(device.serve, sock=listener, limit=1 << 20)
             )
         await self._start_server()
         await asyncio.gather(*(self._connect(serial) for serial in self.serials))

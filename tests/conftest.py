@@ -1,13 +1,32 @@
-"""Two simulated phones behind a real adb server, shared by all tests of a run."""
+"""Phones for the tests: two simulated ones behind a real adb server, and an `emulator` executable of our own.
+
+    python -m pytest tests/test_conformance.py --serial R58M12ABC      # the conformance suite on a phone of yours
+"""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads are 30 times slower on busy cores than one
 
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
 import pytest  # noqa: E402
 
 from android_env import AdbPhone
+from emulator import Emulators
 from sim import start_phones
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--serial", help="run tests/test_conformance.py on this phone of `adb devices` only")
+
+
+def pytest_generate_tests(metafunc):
+    if "any_phone" in metafunc.fixturenames:
+        kinds = ["own"] if metafunc.config.getoption("--serial") else ["network", "emulator"]
+        metafunc.parametrize("any_phone", kinds, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +40,48 @@ def phones():
 def phone(phones):
     """The first phone, as the environment drives it."""
     return AdbPhone(phones.serials[0], phones.host, phones.port)
+
+
+@pytest.fixture(scope="session")
+def sdk(tmp_path_factory):
+    """Environment variables of a machine with an Android SDK: our `emulator` executable, an AVD named `test`."""
+    folder = tmp_path_factory.mktemp("sdk")
+    launcher = folder / "bin" / "emulator"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m sim.emulator "$@"\n')
+    launcher.chmod(0o755)
+    (folder / ".android" / "avd" / "test.avd" / "snapshots" / "default_boot").mkdir(parents=True)
+    (folder / ".android" / "avd" / "test.ini").write_text("target=android-30\n")
+    return {"HOME": str(folder), "PATH": f"{launcher.parent}:{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def machine(sdk, monkeypatch):
+    """This process is on that machine; `machine.setenv("SIM_EMULATOR", "kvm=no")` changes its hardware."""
+    for name, value in sdk.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture(scope="session")
+def owned(sdk):
+    """One emulator of ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sdk.items():
+            patch.setenv(name, value)
+        emulators = Emulators("test", 1, boot_seconds=60)
+        emulators.__enter__()
+    yield emulators
+    emulators.close()
+
+
+@pytest.fixture
+def any_phone(request):
+    """A phone of each kind; with --serial, the user's own."""
+    if request.param == "own":
+        port = int(os.environ.get("ANDROID_ADB_SERVER_PORT") or 5037)
+        return AdbPhone(request.config.getoption("--serial"), port=port)
+    if request.param == "network":
+        return request.getfixturevalue("phone")
+    request.getfixturevalue("machine")
+    return request.getfixturevalue("owned").phones[0]

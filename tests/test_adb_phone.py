@@ -1,7 +1,8 @@
 """The phone behind an adb server, and what its screen holds.
 
-Faults run against a scripted adb server (`FakeServer`, whose phone's shell is a real `sh`); the conformance
-tests run against a simulated phone behind the real adb server and would run against any phone."""
+Faults run against a scripted adb server here (`FakeServer`, whose phone's shell is a real `sh`), against simulated
+phones behind the real adb server in tests/test_phone_faults.py; tests/test_conformance.py has what every phone must do.
+"""
 
 import io
 import socket
@@ -23,7 +24,6 @@ from adb_phone import (
     ScreenshotError,
     extract_png,
     input_commands,
-    list_devices,
     parse_devices,
 )
 from ui_state import parse_ui
@@ -110,6 +110,7 @@ class FakeServer:
 
     def __init__(self, folder=None):
         self.answers, self.commands, self.folder, self.fail = {}, [], folder, ""
+        self.services = []
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
         self.done = threading.Event()
@@ -127,8 +128,10 @@ class FakeServer:
         with connection:
             while size := connection.recv(4):
                 service = connection.recv(int(size, 16)).decode()
-                if self.fail:
-                    connection.sendall(b"FAIL%04x" % len(self.fail) + self.fail.encode())
+                self.services.append(service)
+                fail = self.fail.pop(0) if isinstance(self.fail, list) and self.fail else self.fail
+                if fail:
+                    connection.sendall(b"FAIL%04x" % len(fail) + fail.encode())
                     return
                 connection.sendall(b"OKAY")
                 if service.startswith("host:transport:"):
@@ -224,12 +227,22 @@ def test_a4_non_ascii_needs_the_keyboard(fake):
     assert fake.commands == ["ime list -s -a"]
     other = AdbPhone("R58M12", port=fake.port, timeout=5)
     fake.answers["ime list -s -a"] = b"com.android.adbkeyboard/.AdbIME\n"
-    want = (
-        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME && "
-        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA"
-    )
-    fake.answers[want] = b""
-    assert other.type_text("naïve 你好 😀") and fake.commands[-1] == want
+    fake.answers |= {c: b"" for c in (
+        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
+    )}  # fmt: skip
+    fake.answers["settings get secure default_input_method"] = b"com.google.android.inputmethod.latin/.Ime\n"
+    fake.answers["dumpsys input_method"] = [b"  mCurMethodId=null\n", b"  mCurId=com.android.adbkeyboard/.AdbIME\n"]
+    fake.commands.clear()
+    assert other.type_text("naïve 你好 😀")
+    assert fake.commands == [  # it is typed once the keyboard is up
+        "ime list -s -a",
+        "settings get secure default_input_method",
+        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        "dumpsys input_method",
+        "dumpsys input_method",
+        "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
+    ]
 
 
 def test_a7_png_from_signature_to_iend(fake):
@@ -360,32 +373,29 @@ def test_ui_falls_back_to_a_file_and_stays_there(fake):
         fake.phone.ui()
 
 
-# ---- conformance: any phone
+def test_a14_offline_twice_then_there(fake):
+    fake.answers["getprop sys.boot_completed"] = b"1\n"
+    fake.fail = ["device offline", "device offline"]
+    fake.phone.recover(timeout=20)
+    assert fake.fail == []
 
 
-def test_conformance_ui_and_devices(phone):
-    phone.key(3)
-    state = phone.ui()
-    assert state.package and state.nodes and (state.package, state.activity) == phone.foreground()[:2]
-    width, height = phone.size
-    assert all(0 <= n.center[0] <= width and 0 <= n.center[1] <= height for n in state.nodes if n.text)
-    assert list_devices(phone.host, phone.port)[phone.serial] == "device"
-    assert phone.shell("echo $HOME'x'").endswith("x\n")
-    with pytest.raises(AndroidEnvError, match="exited with"):
-        phone.shell("ls /no/such/file", check=True)
+def test_a8_a_picture_of_another_shape_than_the_screen_is_an_error(fake):
+    fake.answers["wm size; dumpsys display | grep -E 'orientation='"] = b"Physical size: 100x200\n"
+    fake.answers["screencap -p"] = png()[0]
+    assert fake.phone.size == (100, 200)
+    with pytest.raises(ScreenshotError, match="27x48 pixels on a screen of"):
+        fake.phone.screenshot()
 
 
-def test_a14_conformance_recovers_a_dropped_network_phone(phone):
-    if ":" not in phone.serial:
-        pytest.skip("only network phones can be disconnected")
-    phone._host(f"host:disconnect:{phone.serial}", 5)
-    with pytest.raises(DeviceOffline, match="not found"):
-        phone.shell("id")
-    phone.recover(timeout=20)
-    assert phone.screenshot().ndim == 3
+def test_a_usb_phones_connection_is_restarted_when_asked(fake):
+    fake.phone.attach()
+    assert fake.services == ["host-serial:R58M12:reconnect"]
 
 
-def test_a14_recovery_is_bounded_and_says_where_it_looked(phone):
-    lost = AdbPhone("127.0.0.1:1", phone.host, phone.port)
-    with pytest.raises(AndroidEnvError, match=f"127.0.0.1:1.*state .*:{phone.port}"):
-        lost.recover(timeout=0.6, attempts=2)
+def test_a_black_picture_is_an_error(fake):
+    stream = io.BytesIO()
+    Image.new("RGB", (27, 48)).save(stream, "PNG")
+    fake.answers["screencap -p"] = stream.getvalue()
+    with pytest.raises(ScreenshotError, match="black"):
+        fake.phone.screenshot()

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import sim
+from sim.faults import Faults
 from sim.files import Files
 from sim.shell import Shell
 
@@ -248,7 +249,7 @@ def device_stream(phones, service: str) -> socket.socket:
 
 
 class NoPhone:
-    props = {"ro.product.device": "none"}
+    props, faults = {"ro.product.device": "none"}, Faults()
 
 
 def sh(source: str) -> tuple[str, int]:
@@ -399,3 +400,21 @@ def test_latency_can_be_changed_while_the_phones_run():
         fast = seconds(5)
         phones.set_latency(1.0)  # 5 inputs take about 5 s, the shortest of them far above 10 ms
         assert seconds(5) > fast + 0.5
+
+
+@pytest.mark.parametrize(("kinds", "states"), [(["none", "offline"], ["device", "offline"])])
+def test_faults_can_be_given_on_the_command_line(kinds, states):
+    command = [sys.executable, "-m", "sim", "--json", "--num-phones=2", "--latency=0", *(f"--fault={k}" for k in kinds)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process.stdout as lines:
+        found = json.loads(next(lines))
+        client = adbutils.AdbClient(host=found["host"], port=found["port"])
+        wanted = dict(zip(found["serials"], states, strict=True))
+        deadline = time.monotonic() + 10
+        while {item.serial: item.state for item in client.list()} != wanted:
+            assert time.monotonic() < deadline
+        process.stdin.close()
+    assert process.wait(timeout=10) == 0
+    command[-1] = "--fault=nonsense"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2 and "unauthorized" in done.stderr and "Traceback" not in done.stderr

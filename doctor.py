@@ -1,0 +1,217 @@
+"""`python run_distrl.py --check`: is everything there that a run with these flags needs? A table, and what to do.
+
+    rows = examine(args)                                # one Row for each thing looked at
+    print(table(rows)); all(row.ok for row in rows)
+
+It looks at the real things: adb answers, each phone makes a screenshot, the policy file is loaded, the judge is asked.
+With --avd one emulator is booted. Nothing is left running.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import adbutils
+
+from adb_phone import AdbPhone, AndroidEnvError, list_devices
+from args import Args, check_phones
+from run_folder import LEAST_FREE, UsageError
+
+REMEDIES = {
+    "unauthorized": "accept the prompt on its screen; none there: unplug it and plug it in again",
+    "authorizing": "accept the prompt on its screen",
+    "offline": "plug it in again or `adb connect` it; reboot it when that does not help",
+    "connecting": "wait a moment; is its link fine?",
+    "no permissions": "add a udev rule for it, or join the group plugdev, and plug it in again",
+    "recovery": "reboot it",
+    "bootloader": "reboot it",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that was looked at."""
+
+    what: str
+    ok: bool
+    found: str
+    remedy: str = ""  # when it is not ok; a note when it is
+
+
+def check(args: Args) -> int:
+    """Prints the table; the exit code."""
+    check_phones(args.phones)
+    rows = list(examine(args))
+    print(table(rows))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def examine(args: Args) -> Iterator[Row]:
+    """All rows, in the order of the table."""
+    yield adb_row()
+    yield from phone_rows(args)
+    yield judge_row(args)
+    yield checkpoint_row(args)
+    yield disk_row(args.run.runs_dir)
+
+
+def table(rows: list[Row]) -> str:
+    width = max(len(row.what) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{'ok ' if row.ok else 'NO '} {row.what:<{width}}  {row.found}")
+        if row.remedy:
+            lines.append(f"    {'':<{width}}  -> {row.remedy}")
+    missing = sum(not row.ok for row in rows)
+    return "\n".join([*lines, "", f"{missing} of {len(rows)} are missing." if missing else "Everything is there."])
+
+
+def adb_row() -> Row:
+    try:
+        path = adbutils.adb_path()
+    except RuntimeError as error:  # a platform that adbutils has no adb for
+        return Row("adb", False, str(error), "install Android's platform-tools, or set ADBUTILS_ADB_PATH")
+    return Row("adb", True, path)
+
+
+def phone_rows(args: Args) -> Iterator[Row]:
+    phones = replace(args.phones)
+    if phones.avd:
+        yield from emulator_rows(args)
+    elif phones.simulated:
+        yield from sourced_rows(args, "simulated phones", 1)
+    else:
+        yield from device_rows(args)
+
+
+def sourced_rows(args: Args, name: str, count: int) -> Iterator[Row]:
+    """Rows of phones that are started for the check."""
+    from phone_source import phone_at, phone_source
+
+    began = time.monotonic()
+    try:
+        with phone_source(replace(args.phones, num_workers=count, allow_offline=True), seed=args.run.seed) as source:
+            yield Row(name, True, f"{source.what}, up after {time.monotonic() - began:.1f} s")
+            for address in source.addresses:
+                yield device_row(phone_at(address), args.phones.allow_offline)
+    except UsageError as error:
+        yield Row(name, False, "not started", str(error))
+
+
+def emulator_rows(args: Args) -> Iterator[Row]:
+    from emulator import EmulatorError, acceleration_problem, find_emulator, list_avds
+
+    avd = args.phones.avd
+    try:
+        executable = find_emulator()
+    except EmulatorError as error:
+        yield Row("emulator", False, "not found", str(error))
+        return
+    known = list_avds(executable)
+    yield Row("emulator", True, executable)
+    remedy = "" if avd in known else f"make {avd!r} in Android Studio or with avdmanager, or name another one"
+    yield Row("avd", avd in known, f"{avd} of {', '.join(known) or 'none'}", remedy)
+    problem = acceleration_problem(executable)
+    yield Row("acceleration", not problem, "none" if problem else "the emulator can use it", problem)
+    if avd in known and not problem:
+        yield from sourced_rows(args, "boot", 1)
+
+
+def device_rows(args: Args) -> Iterator[Row]:
+    """A row for each server, and for each phone on it or named."""
+    from adb_phone import start_server
+    from phone_source import attached, server_addresses
+
+    wanted = [serial for serial in args.phones.devices if serial != "all"]
+    seen, usable = set(), []
+    addresses = server_addresses(args.phones)
+    for host, port in addresses:
+        try:
+            started = not args.phones.adb_server and start_server(port)
+            states = list_devices(host, port)
+        except (AndroidEnvError, OSError) as error:
+            remedy = "is it up, and started with `adb -a` when it is another machine's?"
+            yield Row(f"adb server {host}:{port}", False, str(error), remedy)
+            continue
+        yield Row(f"adb server {host}:{port}", True, f"{len(states)} devices" + ", just started" * started)
+        for serial, state in states.items():
+            if state == "device" and (serial in wanted or not wanted):
+                seen.add(serial)
+                usable.append(AdbPhone(serial, host, port, timeout=10))
+            elif serial in wanted or not wanted:
+                seen.add(serial)
+                remedy = REMEDIES.get(state, "see `adb devices -l`")
+                yield Row(serial, False, state, remedy)
+    for serial in wanted:
+        if serial not in seen:
+            host, port = addresses[0]
+            try:
+                attached(AdbPhone(serial, host, port, timeout=10))
+                usable.append(AdbPhone(serial, host, port, timeout=10))
+            except (UsageError, AndroidEnvError) as error:
+                yield Row(serial, False, "not found", str(error))
+    if usable:
+        with ThreadPoolExecutor(len(usable)) as pool:
+            yield from pool.map(lambda phone: device_row(phone, args.phones.allow_offline), usable)
+    elif not seen and not wanted:
+        yield Row("devices", False, "none", "plug a phone in with USB debugging on, or start an emulator")
+
+
+def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
+    """One phone that is online: everything a run asks of it."""
+    from phone_source import has_network
+
+    try:
+        if "1" not in phone.shell("getprop sys.boot_completed").split():
+            return Row(phone.serial, False, "device, not booted", "wait for its home screen")
+        width, height = phone.size
+        began = time.monotonic()
+        phone.screenshot()
+        milliseconds = 1000 * (time.monotonic() - began)
+        phone.ui()
+        keyboard, network = phone.has_adb_keyboard(), has_network(phone)
+    except AndroidEnvError as error:
+        return Row(phone.serial, False, error.state, error.remedy)
+    found = (
+        f"device, booted, {width}x{height}, screenshot {milliseconds:.0f} ms, "
+        f"{'ADBKeyBoard' if keyboard else 'ASCII keyboard'}, {'network' if network else 'no network'}"
+    )
+    if not network and not allow_offline:
+        return Row(phone.serial, False, found, "give it a network, or --allow-offline for tasks that need none")
+    return Row(phone.serial, True, found, "" if keyboard else "other than ASCII needs ADBKeyBoard (optional)")
+
+
+def judge_row(args: Args) -> Row:
+    """The judge that a run would ask."""
+    return Row("judge", True, "rules: on the phone's own UI state, no service needed")
+
+
+def checkpoint_row(args: Args) -> Row:
+    """The policy to start from: loaded, and thrown away."""
+    from run_distrl import WARM_START, load_policy
+
+    path = args.policy.policy or WARM_START
+    if not Path(path).exists():
+        remedy = "it is built once, in about 11 minutes" if path == WARM_START else "name a policy file: --policy"
+        return Row("checkpoint", path == WARM_START, f"{path}: not there", remedy)
+    try:
+        policy, _ = load_policy(args)
+    except UsageError as error:
+        return Row("checkpoint", False, str(path), str(error))
+    return Row("checkpoint", True, f"{path}: {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters")
+
+
+def disk_row(folder: Path) -> Row:
+    """Room where the run's folder goes."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK):
+        return Row("disk", False, f"{there} cannot be written to", "name another folder: --runs-dir")
+    remedy = "" if free >= LEAST_FREE else f"a run needs {LEAST_FREE / 1e6:.0f} MB: name another folder: --runs-dir"
+    return Row("disk", free >= LEAST_FREE, f"{free / 1e9:.1f} GB free for {folder}", remedy)

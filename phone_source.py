@@ -1,0 +1,234 @@
+"""Where a run's phones come from: simulated ones, given ones, or emulators that we launch; a context each.
+
+    with phone_source(args.phones, seed=1, families={"maps"}) as source:
+        source.addresses, source.what                  # one PhoneAddress a worker; "2 phones: R58M12, 10.0.0.7:5555"
+
+What was started is ended with the context, and nothing else: not the user's adb server (one that had to be started on
+the usual port stays, as adb's own commands leave it), not a phone. A given phone is left as found but for the apps that
+episodes used: its keyboard is set back. What can be refused is refused here, before a worker starts: a phone that is
+offline or unauthorized, or, without --allow-offline, without network while the tasks need the web.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from adb_phone import (
+    EMULATOR_SERIAL,
+    NETWORK_SERIAL,
+    AdbPhone,
+    AndroidEnvError,
+    DeviceOffline,
+    DeviceUnauthorized,
+    list_devices,
+    start_server,
+)
+from args import PhoneArgs
+from run_folder import UsageError
+from worker import PhoneAddress
+
+LOCAL = frozenset({"alarm", "app_settings", "notifications", "open_app", "chrome_tab", "personal"})  # need no network
+SETTLE = 2.0  # s: a real screen moves for a while after an input
+ATTACH_SECONDS = 15.0  # for a given phone that is not online to come
+
+
+@dataclass
+class Source:
+    """A run's phones."""
+
+    what: str  # for a person: how many, which
+    addresses: list[PhoneAddress]
+    set_latency: Callable[[float], None]  # of simulated phones; nothing on others
+    restart: Callable[[PhoneAddress], None]  # after outages in a row; returns at once
+
+
+def phone_source(phones: PhoneArgs, *, seed: int = 0, families: Collection[str] = ()):
+    """A context manager of the run's phones. UsageError: they cannot be had, and why. Lowers `phones.num_workers` to
+    the number of phones there are."""
+    if phones.simulated:
+        return _simulated(phones, seed)
+    return _owned(phones, families) if phones.avd else _given(phones, families)
+
+
+@contextmanager
+def _simulated(phones: PhoneArgs, seed: int) -> Iterator[Source]:
+    from sim import start_phones
+
+    try:
+        running = start_phones(
+            phones.num_workers, seed=seed, latency=phones.latency, dialogs=phones.dialogs,
+            failed_loads=phones.failed_loads, slow_loads=phones.slow_loads, adb_port=phones.adb_port,
+        )  # fmt: skip
+    except (RuntimeError, OSError) as error:
+        raise UsageError(str(error)) from error
+    with running:
+        addresses = [PhoneAddress(serial, running.host, running.port) for serial in running.serials]
+        yield Source("simulated phones", addresses, running.set_latency, lambda address: phone_at(address).reboot())
+
+
+@contextmanager
+def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
+    from emulator import EmulatorError, Emulators
+
+    with ExitStack() as stack:
+        try:
+            emulators = Emulators(phones.avd, phones.num_workers)
+            print(f"Booting {phones.num_workers} of {phones.avd} ...", flush=True)
+            stack.enter_context(emulators)
+        except (EmulatorError, OSError) as error:
+            raise UsageError(f"--avd {phones.avd}: {error}") from error
+        if len(emulators.servers) > 1:
+            ports = ", ".join(map(str, emulators.servers))
+            print(f"  adb serves no more than about 15 emulators: adb servers on ports {ports}", flush=True)
+        mode = "snapshot" if phones.reset == "snapshot" else "clear"
+        addresses = [
+            PhoneAddress(phone.serial, phone.host, phone.port, mode, SETTLE, boot_timeout=emulators.boot_seconds)
+            for phone in emulators.phones
+        ]
+        require_network(emulators.phones, phones.allow_offline, families)
+        what = f"{len(addresses)} emulator{'s' * (len(addresses) > 1)} of {phones.avd}"
+        what += ": " + ", ".join(address.serial for address in addresses)
+        yield Source(what, addresses, lambda latency: None, lambda address: emulators.relaunch(address.serial))
+
+
+@contextmanager
+def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
+    found, left_out = find_devices(phones)
+    for serial, state in left_out.items():
+        print(f"  not used: {serial} is {state}", flush=True)
+    if not found:
+        where = " ".join(f"{host}:{port}" for host, port in server_addresses(phones))
+        states = ", ".join(f"{serial} {state}" for serial, state in left_out.items()) or "none at all"
+        raise UsageError(f"--devices: no phone that can be used on {where} ({states}): plug one in, "
+                         "accept the prompt on its screen, see `adb devices`")  # fmt: skip
+    found = found[: phones.num_workers]
+    phones.num_workers = len(found)
+    try:
+        with ThreadPoolExecutor(len(found)) as pool:
+            keyboards = list(pool.map(_ready, found))
+            virtual = list(pool.map(lambda phone: phone.virtual, found))
+    except AndroidEnvError as error:
+        raise UsageError(str(error)) from error
+    require_network(found, phones.allow_offline, families)
+    if phones.reset == "snapshot" and (real := [p.serial for p in found if not EMULATOR_SERIAL.fullmatch(p.serial)]):
+        raise UsageError(f"--reset snapshot: {' '.join(real)}: only emulators of this machine have snapshots")
+    if not all(virtual):
+        print("  on real phones apps are stopped between episodes, not cleared: their data stays", flush=True)
+    addresses = [
+        PhoneAddress(
+            phone.serial, phone.host, phone.port,
+            "snapshot" if phones.reset == "snapshot" else "clear" if is_virtual else "stop", SETTLE,
+        )
+        for phone, is_virtual in zip(found, virtual, strict=True)
+    ]  # fmt: skip
+    what = f"{len(found)} phone{'s' * (len(found) > 1)}: {', '.join(phone.serial for phone in found)}"
+    try:
+        yield Source(what, addresses, lambda latency: None, lambda address: phone_at(address).attach(1.0))
+    finally:
+        for phone, keyboard in zip(found, keyboards, strict=True):
+            try:
+                if keyboard and keyboard_of(phone) != keyboard:
+                    phone.shell(f"ime set {keyboard}", timeout=5)
+            except AndroidEnvError:
+                continue  # it is gone, and so is what could be set back
+
+
+def phone_at(address: PhoneAddress) -> AdbPhone:
+    """The phone behind an address."""
+    phone = AdbPhone(address.serial, address.host, address.port, address.timeout)
+    phone.boot_timeout = address.boot_timeout
+    return phone
+
+
+def keyboard_of(phone: AdbPhone) -> str:
+    """The input method that is set, "" when it does not say."""
+    name = phone.shell("settings get secure default_input_method", timeout=10).strip()
+    return name if "/" in name and " " not in name else ""
+
+
+def _ready(phone: AdbPhone) -> str:
+    """Waits until a phone is up; its keyboard."""
+    if "1" not in phone.shell("getprop sys.boot_completed").split():
+        phone.recover()
+    _ = phone.size
+    return keyboard_of(phone)
+
+
+def server_addresses(phones: PhoneArgs) -> list[tuple[str, int]]:
+    """(host, port) of the adb servers that are named, or of this machine's."""
+    named = phones.adb_server or [f"127.0.0.1:{os.environ.get('ANDROID_ADB_SERVER_PORT') or 5037}"]
+    return [(host, int(port)) for host, _, port in (server.rpartition(":") for server in named)]
+
+
+def find_devices(phones: PhoneArgs) -> tuple[list[AdbPhone], dict[str, str]]:
+    """The phones that are asked for and online, drawn from the servers in turn; and {serial: state} of the others (only
+    with `all`: one that was named and is not there is an error)."""
+    wanted = [] if phones.devices in ((), ("all",)) else list(dict.fromkeys(phones.devices))
+    servers = []
+    for host, port in server_addresses(phones):
+        try:
+            if not phones.adb_server:
+                start_server(port)
+            servers.append((host, port, list_devices(host, port)))
+        except (AndroidEnvError, OSError, subprocess.SubprocessError) as error:
+            raise UsageError(f"adb server {host}:{port}: {error}") from error
+    for number, serial in enumerate(wanted):
+        if not any(states.get(serial) == "device" for *_, states in servers):
+            known = [server for server in servers if serial in server[2]]
+            host, port, states = known[0] if known else servers[number % len(servers)]
+            states[serial] = attached(AdbPhone(serial, host, port))
+    by_server, left_out = [], {}
+    for host, port, states in servers:
+        usable = [serial for serial, state in states.items() if state == "device"]
+        left_out |= {serial: state for serial, state in states.items() if state != "device" and not wanted}
+        chosen = [serial for serial in wanted if serial in usable] if wanted else usable
+        by_server.append([AdbPhone(serial, host, port) for serial in chosen])
+    return [phone for turn in zip_longest(*by_server) for phone in turn if phone], left_out
+
+
+def attached(phone: AdbPhone) -> str:
+    """Connects a named phone. "device", or UsageError with its state and what to do."""
+    known = list_devices(phone.host, phone.port)
+    remedy = "plug it in and switch USB debugging on; `adb devices` lists what there is"
+    if NETWORK_SERIAL.fullmatch(phone.serial):
+        remedy = "is `adb tcpip 5555` or wireless debugging on, and this machine in its network?"
+    elif phone.serial not in known:
+        listed = ", ".join(f"{serial} {state}" for serial, state in known.items()) or "no phone"
+        raise UsageError(f"--devices {phone.serial}: not on {phone.host}:{phone.port}, which has {listed}: {remedy}")
+    try:
+        phone.recover(ATTACH_SECONDS)
+    except DeviceUnauthorized as error:
+        raise UsageError(str(error)) from error
+    except DeviceOffline as error:
+        raise UsageError(f"{error}; {remedy}") from error
+    except AndroidEnvError as error:
+        raise UsageError(str(error)) from error
+    return "device"
+
+
+def require_network(found: list[AdbPhone], allow_offline: bool, families: Collection[str]) -> None:
+    """One warning for phones without a network, or UsageError when the tasks need one and that is not allowed."""
+    with ThreadPoolExecutor(len(found)) as pool:
+        lost = [p.serial for p, online in zip(found, pool.map(has_network, found), strict=True) if not online]
+    needing = sorted(set(families) - LOCAL)
+    if lost and needing and not allow_offline:
+        raise UsageError(f"no network on {', '.join(lost)}: tasks of {', '.join(needing)} need it: give it one, or "
+                         "train all the same with --allow-offline")  # fmt: skip
+    if lost:
+        print(f"  warning: no network on {', '.join(lost)}: tasks of the web cannot succeed there", flush=True)
+
+
+def has_network(phone: AdbPhone) -> bool:
+    """Does Android itself say that it reaches the internet? A phone that cannot be asked does not."""
+    try:
+        agents = re.findall(r"NetworkAgentInfo.*", phone.shell("dumpsys connectivity"))
+    except AndroidEnvError:
+        return False
+    return any(re.search(r"\bVALIDATED\b", agent) for agent in agents)

@@ -1,0 +1,98 @@
+"""`--check`: what is there, what is missing, what to do."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import doctor
+from adb_phone import list_devices
+from args import Args, PhoneArgs
+from doctor import check, disk_row
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def table(monkeypatch, capsys):
+    """table(PhoneArgs) -> (exit code, what is printed); the policy's check is a test of its own."""
+    monkeypatch.setattr(doctor, "checkpoint_row", lambda args: doctor.Row("checkpoint", True, "not looked at"))
+
+    def run(phones: PhoneArgs) -> tuple[int, str]:
+        return check(Args(phones=phones)), capsys.readouterr().out
+
+    return run
+
+
+def given(phones, *devices):
+    return PhoneArgs(devices=devices, adb_server=(f"{phones.host}:{phones.port}",))
+
+
+def test_all_well(phones, table):
+    code, out = table(given(phones, "all"))
+    assert code == 0 and out.count("device, booted, 270x480, screenshot") == 2 and "Everything is there." in out
+    assert all(word in out for word in ("adb server", "judge", "checkpoint", "disk", "network", "ASCII keyboard"))
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ("offline", ["offline", "adb connect"]),
+        ("unauthorized", ["unauthorized", "accept the prompt"]),
+        ("no-network", ["no network", "--allow-offline"]),
+        ("no-screenshot", ["no screenshot in 3 tries", "screencap -p"]),
+    ],
+)
+def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words):
+    phones.fault(phone.serial, kind)
+    try:
+        while kind in ("offline", "unauthorized") and list_devices(port=phones.port)[phone.serial] != kind:
+            time.sleep(0.02)  # adb has to find out first
+        code, out = table(given(phones, "all"))
+    finally:
+        phones.fault(phone.serial, "none")
+        phone.recover(timeout=20)
+    row = out[out.index(f"NO  {phone.serial}") :]
+    assert code == 1 and all(word in "".join(row.splitlines(keepends=True)[:2]) for word in words)
+    assert "1 of 7 are missing" in out
+
+
+def test_a_phone_that_boots_is_not_ready(phones, phone, table, monkeypatch):
+    monkeypatch.setattr(phone.__class__, "shell", lambda self, command, *a, **b: "")
+    code, out = table(given(phones, "all"))
+    assert code == 1 and "not booted" in out and "wait for its home screen" in out
+
+
+def test_phones_that_are_not_there(phones, table):
+    code, out = table(given(phones, "R58M12"))
+    assert code == 1 and "NO  R58M12" in out and "USB debugging" in out
+    code, out = table(PhoneArgs(adb_server=("127.0.0.1:1",)))
+    assert code == 1 and "no adb server at 127.0.0.1:1" in out
+
+
+def test_g11_emulators_with_and_without_kvm(machine, table):
+    code, out = table(PhoneArgs(avd="test"))
+    assert code == 0 and "1 emulator of test: emulator-" in out and "device, booted" in out
+    machine.setenv("SIM_EMULATOR", "kvm=no")
+    code, out = table(PhoneArgs(avd="test"))
+    assert code == 1 and "NO  acceleration" in out and "/dev/kvm is not found" in out and "modprobe" in out
+    code, out = table(PhoneArgs(avd="pixel"))
+    assert code == 1 and "NO  avd" in out and "avdmanager" in out
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    assert disk_row(tmp_path / "not" / "there").ok
+    monkeypatch.setattr(doctor, "LEAST_FREE", 1e18)
+    row = disk_row(tmp_path)
+    assert not row.ok and "--runs-dir" in row.remedy
+
+
+def test_the_command_loads_the_policy_and_gives_the_exit_code(tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
+    command = [sys.executable, "run_distrl.py", "--check", "--policy", str(tmp_path / "bad.safetensors"),
+               "--runs-dir", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "NO  checkpoint" in done.stdout and "simulated phones" in done.stdout
+    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == [tmp_path / "bad.safetensors"]

@@ -1,0 +1,93 @@
+"""What goes wrong with a phone behind the real adb server becomes one typed error, and is recovered from."""
+
+import numpy as np
+import pytest
+
+from adb_phone import (
+    AdbPhone,
+    AdbTimeout,
+    AndroidEnvError,
+    DeviceOffline,
+    DeviceUnauthorized,
+    ScreenshotError,
+    list_devices,
+    start_server,
+)
+from phone_source import has_network
+
+
+def test_a14_a_dropped_network_phone_is_connected_again(phone):
+    phone._host(f"host:disconnect:{phone.serial}", 5)
+    with pytest.raises(DeviceOffline, match="not found"):
+        phone.shell("id")
+    phone.recover(timeout=20)
+    assert phone.screenshot().ndim == 3
+
+
+def test_a14_offline_for_ever_names_phone_state_and_port(phone):
+    lost = AdbPhone("127.0.0.1:1", phone.host, phone.port)
+    waits = []
+    lost.on_wait = lambda: waits.append(1)
+    with pytest.raises(AndroidEnvError, match=f"127.0.0.1:1.*state .*:{phone.port}, waited 0.6 s"):
+        lost.recover(timeout=0.6)
+    assert waits  # so that whoever watches knows that it still lives
+
+
+@pytest.mark.parametrize("kind, error", [("offline", DeviceOffline), ("unauthorized", DeviceUnauthorized)])
+def test_a13_a_phone_in_that_state_is_a_typed_error_until_it_is_healed(phones, phone, kind, error):
+    phones.fault(phone.serial, kind)
+    try:
+        with pytest.raises(error, match=phone.serial) as caught:
+            phone.recover(timeout=2)
+        assert caught.value.remedy and kind in caught.value.state
+    finally:
+        phones.fault(phone.serial, "none")
+    phone.recover(timeout=20)
+    assert phone.shell("echo on") == "on\n"
+
+
+def test_a18_a_mute_phone_is_a_timeout(phones, phone):
+    phones.fault(phone.serial, "mute", 1)
+    with pytest.raises(AdbTimeout, match="within 0.3 s"):
+        phone.shell("getprop", timeout=0.3)
+    assert phone.shell("echo on") == "on\n"
+
+
+def test_a_connection_that_drops_is_an_error_and_comes_back(phones, phone):
+    phones.fault(phone.serial, "drop", 1)
+    with pytest.raises(DeviceOffline, match="middle of a command"):
+        phone.shell("getprop")
+    phone.recover(timeout=20)
+    assert phone.shell("echo on") == "on\n"
+
+
+def test_a7_a8_a9_faults_of_the_screenshot(phones, phone):
+    want = phone.screenshot()
+    phones.fault(phone.serial, "warning", 1)
+    assert np.array_equal(phone.screenshot(), want)
+    for kind in ("crlf", "no-screenshot", "cut-screenshot"):
+        retries = phone.retries
+        phones.fault(phone.serial, kind, 2)
+        assert np.array_equal(phone.screenshot(), want) and phone.retries == retries + 2
+        phones.fault(phone.serial, kind, 3)
+        with pytest.raises(ScreenshotError, match="3 tries"):
+            phone.screenshot()
+
+
+def test_a_sleeping_phone_is_woken(phones, phone):
+    want = phone.screenshot()
+    phones.fault(phone.serial, "asleep")
+    assert np.array_equal(phone.screenshot(), want)
+
+
+def test_a21_the_phone_itself_says_whether_it_has_a_network(phones, phone):
+    assert has_network(phone)
+    phones.fault(phone.serial, "no-network")
+    try:
+        assert not has_network(phone)
+    finally:
+        phones.fault(phone.serial, "none")
+
+
+def test_a_server_that_runs_is_left_alone(phones):
+    assert start_server(phones.port) is False and len(list_devices(port=phones.port)) == 2
