@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from android_env import AdbPhone, AndroidEnv
-from evaluator import RuleJudge
+from evaluator import JudgeConfig, make_judge
 from shared_weights import SharedWeights
 from worker import Episode, PhoneAddress, Sample, policy_server, rollout, worker
 
@@ -69,6 +69,7 @@ class ActorPool:
         on_trajectory: Callable[[Episode, bytes], None],
         on_lost: Callable[[Episode], None],
         env_options: dict | None = None,
+        judge: JudgeConfig = JudgeConfig(),  # noqa: B008  (frozen)
         max_batch: int = 32,
         worker_timeout: float = 120.0,
         seed: int = 0,
@@ -82,7 +83,7 @@ class ActorPool:
         self.weights = weights_for(self._context)
         self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
-        self._env_options, self._seed = env_options or {}, seed
+        self._env_options, self._judge, self._seed = env_options or {}, judge, seed
         self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
         self._server: multiprocessing.Process | None = None
         self._control: Connection | None = None
@@ -208,7 +209,7 @@ class ActorPool:
     def _spawn(self, slot: _Slot) -> None:
         ours, theirs = self._context.Pipe()
         to_server, server_end = self._context.Pipe()
-        arguments = (slot.index, slot.address, self._env_options, theirs, to_server)
+        arguments = (slot.index, slot.address, self._env_options, self._judge, theirs, to_server)
         process = self._context.Process(target=worker, args=arguments, daemon=True)
         process.start()
         slot.process, slot.episodes = process, ours
@@ -302,10 +303,13 @@ class SerialPool:
     alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
     pids: tuple[int, ...] = ()
 
-    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None, seed=0):
+    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None,
+                 judge: JudgeConfig = JudgeConfig(), seed=0):  # noqa: B008
         import torch
 
-        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, RuleJudge(), **(env_options or {}))
+        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, make_judge(judge),
+                               **(env_options or {}))
+        self._validity = judge.validity
         self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
         self.generator = torch.Generator().manual_seed(seed)
         self.version, self.env_steps = 0, 0
@@ -321,7 +325,7 @@ class SerialPool:
         episode = self._next()
         if episode is None:
             return
-        trajectory = rollout(self._env, episode, self._act)
+        trajectory = rollout(self._env, episode, self._act, validity=self._validity)
         self.env_steps += len(trajectory)
         trajectory.info["worker"] = 0
         self._on_trajectory(episode, trajectory.to_bytes())

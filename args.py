@@ -10,7 +10,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
+from evaluator import JudgeConfig
+from judge_clients import DEFAULT_MODELS
 from run_folder import UsageError, check_range, make_folder
 from tasks import Task, generate_tasks, load_tasks
 
@@ -78,6 +81,24 @@ class PolicyArgs:
 
 
 @dataclass
+class JudgeArgs:
+    judge: Literal["rules", "gemini", "openai"] = "rules"
+    """who says what is done: our rules on the UI state, Gemini, or any OpenAI-compatible server of a vision model"""
+    judge_model: str = ""
+    """model's name there; default for gemini: gemini-2.5-flash"""
+    judge_url: str = ""
+    """server's address (vLLM, Ollama, llama.cpp, a proxy); default: the judge's public one"""
+    judge_rpm: float = 0.0
+    """judge calls a minute, all workers together; 0: no limit"""
+    max_judge_calls: int = 0
+    """pause the run after this many judge calls (--resume takes a larger number); 0: no limit"""
+    judge_votes: int = 1
+    """answers asked for a screen; more than half must agree, else there is no verdict"""
+    validity_judge: bool = False
+    """ask the judge about each action too: what it calls invalid counts as text that is no action"""
+
+
+@dataclass
 class AlgorithmArgs:
     gamma: float = 0.9
     """discount of future rewards"""
@@ -119,6 +140,7 @@ class Args:
     phones: PhoneArgs = field(default_factory=PhoneArgs)
     tasks: TaskArgs = field(default_factory=TaskArgs)
     policy: PolicyArgs = field(default_factory=PolicyArgs)
+    judge: JudgeArgs = field(default_factory=JudgeArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
 
 
@@ -132,6 +154,9 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
+    check_range(flags, "judge_votes", 1)
+    check_range(flags, "judge_rpm max_judge_calls", 0)
+    judge_config(args.judge)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
     if args.policy.policy and not args.policy.policy.exists():
@@ -143,6 +168,35 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         return train, test, args.run.resume
     name = f"sim__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
+
+
+def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:
+    """What a worker builds its judge from; its ledger is the folder's. UsageError: flags that do not go together."""
+    given = [name for name, value in vars(judge).items() if name != "judge" and value != getattr(JudgeArgs, name)]
+    if judge.judge == "rules" and given:
+        raise UsageError(f"--{given[0].replace('_', '-')}: rules need no model: add --judge gemini or openai")
+    parts = urlsplit(judge.judge_url)
+    if judge.judge_url and not (parts.scheme in ("http", "https") and parts.hostname):
+        raise UsageError(f"--judge-url {judge.judge_url}: an address like http://127.0.0.1:8000 is needed")
+    if parts.username or parts.password or parts.query:  # it is saved in config.json and shown
+        raise UsageError("--judge-url: no password, key or query in it: keys come from the environment")
+    return JudgeConfig(
+        judge.judge, judge.judge_model or DEFAULT_MODELS.get(judge.judge, ""), judge.judge_url, judge.judge_rpm,
+        judge.max_judge_calls, judge.judge_votes, judge.validity_judge,
+        ledger=str(folder / "judge.sqlite") if folder else ":memory:",
+    )  # fmt: skip
+
+
+def most_judge_calls(args: Args) -> tuple[int, int]:
+    """(calls, trajectories) of a whole run at most: no screen seen twice, every action changes it, no retries."""
+    tasks = args.tasks
+    evaluations = 4 * tasks.eval_episodes  # before and after, greedy and sampled
+    if tasks.eval_every:
+        evaluations += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
+    number = tasks.total_trajectories + evaluations
+    steps = tasks.horizon or 20
+    a_trajectory = (steps + 1) * args.judge.judge_votes + steps * args.judge.judge_votes * args.judge.validity_judge
+    return number * a_trajectory, number
 
 
 def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:

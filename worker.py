@@ -15,6 +15,7 @@ process is restarted between trajectories.
 
 from __future__ import annotations
 
+import base64
 import multiprocessing
 import os
 import signal
@@ -29,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from android_env import AdbPhone, AndroidEnv, AndroidEnvError
-from evaluator import RuleJudge
+from evaluator import JudgeConfig, make_judge
 from replay import Trajectory
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
@@ -67,10 +68,13 @@ class Sample:
     batch: int = 1  # how many observations were answered together
 
 
-def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None) -> Trajectory:
-    """Play one episode. `act(prompt, feature, greedy)` answers each observation."""
+def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None,
+            validity: bool = False) -> Trajectory:
+    """Play one episode. `act(prompt, feature, greedy)` answers each observation; `validity`: the judge may call an
+    action invalid too. Screens without a verdict go along in `info["unjudged"]`, for rejudge.py."""
     began, policy_seconds, batches = time.monotonic(), 0.0, []
     observation, info = env.reset(seed=episode.seed, options={"task": episode.task})
+    doubts = getattr(env.judge, "valid", None) if validity else None
     prompts, features = [observation["prompt"]], [thumbnail_features(observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
     terminated = truncated = False
@@ -78,17 +82,26 @@ def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heart
         asked = time.monotonic()
         sample = act(prompts[-1], features[-1], episode.greedy)
         policy_seconds += time.monotonic() - asked
+        seen = observation["image"]
         observation, reward, terminated, truncated, info = env.step(sample.text)
+        refused = doubts and not info["invalid"] and doubts(episode.task, seen, actions, sample.text)
         prompts.append(observation["prompt"])
         features.append(thumbnail_features(observation["image"]))
         actions.append(sample.text)
         token_ids.append(sample.token_ids)
         logprobs.append(sample.logprobs)
         rewards.append(reward)
-        invalid.append(info["invalid"])
+        invalid.append(info["invalid"] or bool(refused))
         versions.append(sample.version)
         batches.append(sample.batch)
         heartbeat()
+    success, extra = info.get("success"), {}
+    reason = str(info.get("error") or info.get("verdict_reason") or "")
+    if info.get("trivial_success"):  # it says nothing about the policy: in no rate, in no update
+        success, reason, extra = None, "done before the first action", {"trivial_success": True}
+    elif success is None and not info.get("error") and getattr(env.judge, "unjudged", None):
+        screens = env.judge.unjudged
+        extra = {"unjudged": [[step, [base64.b64encode(png).decode() for png in pngs]] for step, pngs in screens]}
     return Trajectory(
         instruction=episode.task.instruction,
         family=episode.task.family,
@@ -102,24 +115,27 @@ def rollout(env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heart
         policy_version=np.asarray(versions, np.int64),
         terminated=terminated,
         truncated=truncated,
-        success=None if info.get("error") else info.get("success"),
+        success=None if info.get("error") else success,
         info={
             "split": episode.split,
             "seed": episode.seed,
             "greedy": episode.greedy,
             "serial": env.phone.serial,
-            "reason": str(info.get("error") or info.get("verdict_reason") or ""),
+            "reason": reason,
             "seconds": time.monotonic() - began,
             "policy_seconds": policy_seconds,
             "server_batch": float(np.mean(batches)),
+            **extra,
         },
     )
 
 
-def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Connection, policy: Connection) -> None:
+def worker(index: int, address: PhoneAddress, env_options: dict, judging: JudgeConfig, episodes: Connection,
+           policy: Connection) -> None:
     """A worker process: one phone, episodes in, trajectories out."""
     _follow_parent()
-    env = AndroidEnv(AdbPhone(address.serial, address.host, address.port), None, RuleJudge(), **env_options)
+    judge = make_judge(judging, heartbeat=lambda: episodes.send(("waiting", None)))
+    env = AndroidEnv(AdbPhone(address.serial, address.host, address.port), None, judge, **env_options)
 
     def act(prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
         policy.send((prompt, feature, greedy))
@@ -131,7 +147,8 @@ def worker(index: int, address: PhoneAddress, env_options: dict, episodes: Conne
         while (episode := episodes.recv()) is not None:
             while True:
                 try:
-                    trajectory = rollout(env, episode, act, heartbeat=lambda: episodes.send(("step", None)))
+                    heartbeat = lambda: episodes.send(("step", None))  # noqa: E731
+                    trajectory = rollout(env, episode, act, heartbeat, judging.validity)
                 except AndroidEnvError as error:  # the phone could not even be reset
                     failures += 1
                     episodes.send(("phone_error", str(error)))
