@@ -299,9 +299,10 @@ class Experiment:
                 setattr(self, name, value)
             self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
         settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
-        for id in settled[self.settled :]:
+        for id in dict.fromkeys(settled[self.settled :]):
             entry = journal.get(id)
-            if entry.split == "train" and id <= self.last_id:  # a later one comes with the others, below
+            known = entry.split == "train" and entry.success is not None
+            if known and id <= self.last_id:  # a later one comes with the others, below
                 self.unknown -= 1
                 self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
         self.settled = len(settled)
