@@ -79,7 +79,7 @@ class ActorPool:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["actor_pool"])
+        self._context.set_forkserver_preload(["actor_pool", *(["gemini_sdk"] if judge.kind == "gemini" else [])])
         self.weights = weights_for(self._context)
         self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost

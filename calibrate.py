@@ -12,7 +12,7 @@ each judge, with 95 % Wilson intervals, over the screens on which it has a verdi
     false failure   it says failure where the label is success: rewards that were lost
 
 Written into the folder: calibration.json, calibration.png, verdicts.csv (every answer, to read the mistakes), and
-judge.sqlite (answers that were paid for are not asked for again).
+judge-NAME.sqlite (answers that were paid for are not asked for again).
 
 Departs from the paper: it reports how often its judge agrees with people; the two errors are apart here, because a
 policy learns to exploit the first and only loses time by the second.
@@ -24,6 +24,7 @@ import argparse
 import csv
 import json
 import random
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -326,7 +327,10 @@ def _tell(judge: VisionJudge) -> None:
 
 def _calibrate(folder: Path, names: list[str], limits: dict) -> None:
     judges, models = {}, []
-    for config in (parse_judge(name, ledger=str(folder / "judge.sqlite"), **limits) for name in names):
+    for name in names:
+        # A ledger each: a spent quota stops its own judge only.
+        file = re.sub(r"\W+", "-", "judge-" + name.partition("@")[0])
+        config = parse_judge(name, ledger=str(folder / f"{file}.sqlite"), **limits)
         if config.kind == "rules":
             judges[config.name] = by_rule
         else:

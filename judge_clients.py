@@ -22,7 +22,6 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -144,10 +143,11 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 def _generativeai(model: str, url: str, key: str) -> Ask:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two FutureWarnings at each import
-        import google.generativeai as sdk
-        from google.api_core.exceptions import GoogleAPICallError
+    from gemini_sdk import generativeai as sdk
+
+    if sdk is None:
+        raise ImportError("google-generativeai is not installed")
+    from google.api_core.exceptions import GoogleAPICallError
 
     sdk.configure(api_key=key, transport="rest", client_options={"api_endpoint": url} if url else None)
     gemini = sdk.GenerativeModel(model)

@@ -3,9 +3,9 @@
     python benchmarks/bench_judge_faults.py --num-workers 4 --trajectories 40 --faults 0.3
 
 A stand-in for Gemini answers by the tasks' rules, and with 429, 503, blocked, empty and cut answers in between.
-`run_distrl.py --judge gemini` trains on it. Then each journaled trajectory is played again on phones with the same seeds
-under the rule judge: its verdict and its reward must be that judge's, or unknown. Last, `evaluator.py --rejudge` settles
-the unknown ones with a judge that does not fail, and all are compared again. Exit status 1 if a reward differs.
+`run_distrl.py --judge gemini` trains on it. Then each journaled trajectory is played again on phones with the same
+seeds under the rule judge: its verdict and its reward must be that judge's, or unknown. Last, rejudge.py settles the
+unknown ones with a judge that does not fail, and all are compared again. Exit status 1 if a reward differs.
 
 Tasks are of families whose end one screen shows: the stand-in sees no more than that.
 """
