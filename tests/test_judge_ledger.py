@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from judge_ledger import Ledger, Stopped
+from judge_ledger import Ledger, LedgerError, Stopped
 
 
 def spend(path: str, results) -> None:
@@ -95,7 +95,7 @@ def test_unknown_verdicts_are_not_kept_and_texts_survive():
 def test_a_file_that_is_none_names_itself(tmp_path):
     path = tmp_path / "judge.sqlite"
     path.write_bytes(b"not a database, but long enough to be taken for one" * 30)
-    with pytest.raises(OSError, match="judge.sqlite.*check the disk"):
+    with pytest.raises(LedgerError, match="judge.sqlite.*check the disk"):
         Ledger(path).reserve("m")
-    with pytest.raises(OSError, match="none/judge.sqlite"):
+    with pytest.raises(LedgerError, match="none/judge.sqlite"):
         Ledger(tmp_path / "none" / "judge.sqlite").summary()

@@ -92,7 +92,7 @@ def test_flags_that_do_not_go_together_are_refused(judge, message):
 class Scripted:
     """An environment's phone without a phone: its screen is the number of inputs so far."""
 
-    size, serial = (6, 8), "toy"
+    size, serial = (44, 48), "toy"
 
     def __init__(self):
         self.number = 0
@@ -111,7 +111,7 @@ class Scripted:
         raise AssertionError("the screen is enough")
 
     def screenshot(self):
-        return np.full((8, 6, 3), self.number, np.uint8)
+        return np.full((48, 44, 3), self.number, np.uint8)
 
 
 HOME, DONE = format_action(Action("PRESS_HOME")), format_action(Action("STATUS_TASK_COMPLETE"))
@@ -129,7 +129,7 @@ class Strict:
 
     def __call__(self, task, observation):
         image = observation.image
-        assert isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (8, 6, 3)
+        assert isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape == (48, 44, 3)
         assert isinstance(task.instruction, str)
         return Verdict(image[0, 0, 0] >= self.done_at, "by number")
 
