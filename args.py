@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from evaluator import JudgeConfig
-from judge_clients import DEFAULT_MODELS
-from run_folder import UsageError, check_range, make_folder
+from evaluator import JudgeConfig, check
+from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient
+from judge_ledger import Ledger, Stopped
+from run_folder import RunStopped, UsageError, check_range, make_folder
 from tasks import Task, generate_tasks, load_tasks
 
 
@@ -197,6 +198,37 @@ def most_judge_calls(args: Args) -> tuple[int, int]:
     steps = tasks.horizon or 20
     a_trajectory = (steps + 1) * args.judge.judge_votes + steps * args.judge.judge_votes * args.judge.validity_judge
     return number * a_trajectory, number
+
+
+def start_judge(args: Args, folder: Path) -> str:
+    """See that the judge answers, with one real call, before anything else starts. Returns what the start line says."""
+    if args.judge.judge == "rules":
+        return "judge: rules, no calls"
+    config = judge_config(args.judge, folder)
+    try:
+        Ledger(config.ledger).go_on()
+        check(config)
+        print(f"  judge {config.name} answers")
+    except MissingClient as error:
+        raise UsageError(str(error)) from error
+    except Stopped as stopped:
+        raise RunStopped(stopped.reason) from stopped
+    except JudgeError as error:
+        what = {"model": f"--judge-model {config.model}: the judge does not know it: name another ({error})",
+                "key": f"--judge {config.kind}: the key in the environment is not accepted ({error})",
+                "refused": f"--judge {config.kind}, --judge-model {config.model}: it takes no screens ({error})"}
+        if error.kind in what:
+            raise UsageError(what[error.kind]) from error
+        if error.kind == "quota":
+            raise RunStopped(f"the judge's quota of the day is spent ({error}): wait for the next one") from error
+        if error.kind == "unavailable" and not str(error).startswith("HTTP"):  # nobody there, or no way to it
+            where = f"--judge-url {config.url}" if config.url else f"--judge {config.kind}"
+            raise UsageError(f"{where}: {error}: is the server running, and the network there?") from error
+        print(f"  judge {config.name}: {error}: starting all the same; what it cannot judge stays without a verdict")
+    calls, number = most_judge_calls(args)
+    hours = f", {calls / config.rpm / 60:.1f} hours at --judge-rpm {config.rpm:g}" if config.rpm else ""
+    bound = f", paused after {config.max_calls:,}" if config.max_calls else ""
+    return f"judge: {config.name}, at most about {calls:,} calls for {number:,} trajectories{hours}{bound}"
 
 
 def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:

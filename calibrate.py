@@ -36,6 +36,7 @@ import numpy as np
 
 from evaluator import JudgeConfig, Verdict, VisionJudge, encode_screen
 from judge_clients import DEFAULT_MODELS, MissingClient
+from judge_ledger import cost
 from report import wilson_interval
 from run_folder import UsageError
 from tasks import Task, UnknownInstruction, generate_tasks, parse_task
@@ -318,9 +319,7 @@ def _ready(config: JudgeConfig) -> VisionJudge:
 
 def _tell(judge: VisionJudge) -> None:
     """What its calls cost, and why it stopped, if it did."""
-    found = judge.ledger.summary()
-    price = "price unknown" if found["usd"] is None else f"${found['usd']:.4f} at the prices of {found['prices_of']}"
-    print(f"{judge.config.name}: {found['calls']} calls so far, {price}")
+    print(f"{judge.config.name}: {cost(judge.ledger.summary())} so far")
     if stopped := judge.ledger.stopped():
         print(f"  it takes no more calls ({stopped.kind}): {stopped.reason}")
 

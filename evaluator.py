@@ -36,7 +36,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -362,7 +362,7 @@ def check(config: JudgeConfig) -> str:
     """
     from judge_clients import JudgeError
 
-    judge = VisionJudge(config)
+    judge = VisionJudge(replace(config, timeout=max(config.timeout, 120.0)))  # a local server may load its model first
     try:
         judge._wait(judge.ledger.reserve(config.model))
         white = encode_screen(np.full((64, 64, 3), 255, np.uint8))

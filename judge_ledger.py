@@ -185,6 +185,12 @@ class Ledger:
         )
 
 
+def cost(found: dict) -> str:
+    """A summary in a few words."""
+    price = "price unknown" if found["usd"] is None else f"${found['usd']:.2f}"
+    return f"{found['calls']} calls ({price})"
+
+
 class _Transaction:
     """BEGIN IMMEDIATE ... COMMIT; SQLite's own errors become a LedgerError that names the file."""
 

@@ -26,8 +26,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from args import Args, judge_config, most_judge_calls, prepare
-from judge_ledger import Ledger, LedgerError, Stopped
+from args import Args, judge_config, prepare, start_judge
+from judge_ledger import Ledger, LedgerError, Stopped, cost
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
 from tasks import Task, overlap
 
@@ -337,45 +337,6 @@ class Experiment:
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
         return results
-
-
-def cost(found: dict) -> str:
-    """A ledger's summary in a few words."""
-    price = "price unknown" if found["usd"] is None else f"${found['usd']:.2f}"
-    return f"{found['calls']} calls ({price})"
-
-
-def start_judge(args: Args, folder: Path) -> str:
-    """See that the judge answers, with one real call, before anything else starts. Returns what the start line says."""
-    from evaluator import check
-    from judge_clients import JudgeError, MissingClient
-
-    if args.judge.judge == "rules":
-        return "judge: rules, no calls"
-    config = judge_config(args.judge, folder)
-    try:
-        Ledger(config.ledger).go_on()
-        check(config)
-        print(f"  judge {config.name} answers")
-    except MissingClient as error:
-        raise UsageError(str(error)) from error
-    except Stopped as stopped:
-        raise RunStopped(stopped.reason) from stopped
-    except JudgeError as error:
-        what = {"model": f"--judge-model {config.model}: the judge does not know it: name another ({error})",
-                "key": f"--judge {config.kind}: the key in the environment is not accepted ({error})",
-                "refused": f"--judge {config.kind}, --judge-model {config.model}: it takes no screens ({error})"}
-        if error.kind in what:
-            raise UsageError(what[error.kind]) from error
-        if error.kind == "quota":
-            raise RunStopped(f"the judge's quota of the day is spent ({error}): wait for the next one") from error
-        if config.url and "Connection refused" in str(error):
-            raise UsageError(f"--judge-url {config.url}: {error}: is the server running?") from error
-        print(f"  judge {config.name}: {error}: starting all the same; what it cannot judge stays without a verdict")
-    calls, number = most_judge_calls(args)
-    hours = f", {calls / config.rpm / 60:.1f} hours at --judge-rpm {config.rpm:g}" if config.rpm else ""
-    bound = f", paused after {config.max_calls:,}" if config.max_calls else ""
-    return f"judge: {config.name}, at most about {calls:,} calls for {number:,} trajectories{hours}{bound}"
 
 
 def load_policy(args: Args):

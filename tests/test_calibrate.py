@@ -45,7 +45,7 @@ def test_several_judges_side_by_side_in_one_command(folder, capsys):
         assert main(command) == 0
         assert len(yes.requests) == 5  # what was paid for is kept
     out = capsys.readouterr().out
-    assert "40.0% (12% to 77%)" in out and "60.0% (23% to 88%)" in out and "7b: 5 calls so far, price unknown" in out
+    assert "40.0% (12% to 77%)" in out and "60.0% (23% to 88%)" in out and "7b: 5 calls (price unknown) so far" in out
     found = json.loads((folder / "calibration.json").read_text())
     assert found["openai/yes:7b"]["false_success"]["rate"] == 1.0 and found["openai/no"]["false_failure"]["rate"] == 1.0
     assert found["rules"]["unknown"] == 5  # there is no ui file

@@ -11,12 +11,11 @@ from test_run import Program
 import evaluator
 from adb_phone import AdbPhone
 from android_env import Action, AndroidEnv, format_action
-from args import Args, JudgeArgs, judge_config, most_judge_calls
+from args import Args, JudgeArgs, judge_config, most_judge_calls, start_judge
 from evaluator import JudgeConfig, RuleJudge, Verdict, VisionJudge
 from journal import Journal
 from policy import AutoUIPolicy
 from replay import Trajectory
-from run_distrl import start_judge
 from run_folder import RunStopped, UsageError, make_folder
 from sim.judge_server import JudgeServer, RuleAnswers
 from tasks import generate_tasks, parse_task
