@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from android_env import AdbPhone, AndroidEnv
-from evaluator import RuleJudge
+from evaluator import JudgeConfig, make_judge
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
@@ -74,6 +74,7 @@ class ActorPool:
         restart_phone: Callable[[PhoneAddress], None] = lambda address: None,
         env_options: dict | None = None,
         server_options: dict | None = None,
+        judge: JudgeConfig = JudgeConfig(),  # noqa: B008  (frozen)
         max_batch: int = 32,
         worker_timeout: float = 120.0,
         seed: int = 0,
@@ -83,11 +84,11 @@ class ActorPool:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["actor_pool"])
+        self._context.set_forkserver_preload(["actor_pool", *(["gemini_sdk"] if judge.kind == "gemini" else [])])
         self.weights = weights_for(self._context)
         self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
-        self._restart_phone = restart_phone
+        self._restart_phone, self._judge = restart_phone, judge
         self._env_options, self._server_options, self._seed = env_options or {}, server_options or {}, seed
         self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
         self._server: multiprocessing.Process | None = None
@@ -218,7 +219,7 @@ class ActorPool:
         ours, theirs = self._context.Pipe()
         to_server, server_end = self._context.Pipe()
         blip2 = bool(self._server_options.get("blip2"))
-        arguments = (slot.index, slot.address, self._env_options, theirs, to_server, blip2)
+        arguments = (slot.index, slot.address, self._env_options, self._judge, theirs, to_server, blip2)
         process = self._context.Process(target=worker, args=arguments, daemon=True)
         process.start()
         slot.process, slot.episodes = process, ours
@@ -318,13 +319,15 @@ class SerialPool:
     alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
     pids: tuple[int, ...] = ()
 
-    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None, seed=0,
-                 see=thumbnail_features):  # fmt: skip
+    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None,
+                 judge: JudgeConfig = JudgeConfig(), see=thumbnail_features, seed=0):  # fmt: skip # noqa: B008
         import torch
 
         how = {"reset_mode": phone.reset_mode, "settle": phone.settle} | (env_options or {})
-        self._env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port, phone.timeout), None, RuleJudge(), **how)
-        self._policy, self._next, self._on_trajectory, self._see = policy, next_episode, on_trajectory, see
+        connection = AdbPhone(phone.serial, phone.host, phone.port, phone.timeout)
+        self._env = AndroidEnv(connection, None, make_judge(judge), **how)
+        self._rollout = dict(see=see, validity=judge.validity)
+        self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
         self.generator = torch.Generator().manual_seed(seed)
         self.version, self.env_steps = 0, 0
 
@@ -339,7 +342,7 @@ class SerialPool:
         episode = self._next()
         if episode is None:
             return
-        trajectory = rollout(self._env, episode, self._act, see=self._see)
+        trajectory = rollout(self._env, episode, self._act, **self._rollout)
         self.env_steps += len(trajectory)
         trajectory.info["worker"] = 0
         self._on_trajectory(episode, trajectory.to_bytes())

@@ -148,6 +148,7 @@ class AndroidEnv:
 
     judge: `judge.reset(task, observation)`, then `judge(task, observation)` -> an object with `success`
         (True, False, None: cannot tell) and `reason`; asked after STATUS_* and steps that changed the screen.
+        `reset` may return one too: a first screen with the task done is `info["trivial_success"]`.
     horizon: steps until an episode is truncated, instead of the task's own.
     reset_mode: "stop" stops the apps of the last episode; "clear" also empties their data and uninstalls what
         was installed since the first reset. On a phone with anything of value on it use "stop". "snapshot" puts an
@@ -209,7 +210,8 @@ class AndroidEnv:
         self._restore(seed)
         self._steps, self._repeats, self._actions, self._last_action = 0, 0, [], ""
         self._verdict, self._last = None, None
-        self.judge.reset(self.task, self._observe())
+        first = self.judge.reset(self.task, self._observe())
+        self._trivial = bool(first and first.success)
 
     def _restore(self, seed: int | None) -> None:
         if self.reset_mode == "snapshot":
@@ -251,8 +253,8 @@ class AndroidEnv:
     def step(self, action_text: str) -> tuple[dict, float, bool, bool, dict]:
         """Does the action in `action_text`; (obs, reward, terminated, truncated, info). info: action,
         invalid, reason, success (the last verdict: True, False, or None when the judge cannot tell),
-        verdict_reason, screen_changed, steps_seconds; error after an outage, unsupported_text when the phone
-        cannot type it. After the end of an episode nothing is done and the last answer comes again, with
+        verdict_reason, screen_changed, steps_seconds, trivial_success; error after an outage, unsupported_text when the
+        phone cannot type it. After the end of an episode nothing is done and the last answer comes again, with
         reward 0."""
         if self._image is None:
             raise RuntimeError("step before reset: call env.reset() first")
@@ -331,4 +333,4 @@ class AndroidEnv:
         return {"action": action, "invalid": action.kind == "INVALID", "reason": action.reason,
                 "success": verdict.success if verdict else False,
                 "verdict_reason": verdict.reason if verdict else "not judged yet",
-                "screen_changed": changed, "steps_seconds": seconds}
+                "screen_changed": changed, "steps_seconds": seconds, "trivial_success": self._trivial}

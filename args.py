@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from run_folder import UsageError, check_range, make_folder
+from evaluator import JudgeConfig, check
+from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient
+from judge_ledger import Ledger, Stopped
+from run_folder import RunStopped, UsageError, check_range, make_folder
 from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks
 
@@ -109,6 +113,24 @@ class PolicyArgs:
 
 
 @dataclass
+class JudgeArgs:
+    judge: Literal["rules", "gemini", "openai"] = "rules"
+    """who says what is done: our rules on the UI state, Gemini, or any OpenAI-compatible server of a vision model"""
+    judge_model: str = ""
+    """model's name there; default for gemini: gemini-2.5-flash"""
+    judge_url: str = ""
+    """server's address (vLLM, Ollama, llama.cpp, a proxy); default: the judge's public one"""
+    judge_rpm: float = 0.0
+    """judge calls a minute, all workers together; 0: no limit"""
+    max_judge_calls: int = 0
+    """pause the run after this many judge calls (--resume takes a larger number); 0: no limit"""
+    judge_votes: int = 1
+    """answers asked for a screen; more than half must agree, else there is no verdict"""
+    validity_judge: bool = False
+    """ask the judge about each action too: what it calls invalid counts as text that is no action"""
+
+
+@dataclass
 class AlgorithmArgs:
     gamma: float = 0.9
     """discount of future rewards"""
@@ -150,6 +172,7 @@ class Args:
     phones: PhoneArgs = field(default_factory=PhoneArgs)
     tasks: TaskArgs = field(default_factory=TaskArgs)
     policy: PolicyArgs = field(default_factory=PolicyArgs)
+    judge: JudgeArgs = field(default_factory=JudgeArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
 
 
@@ -190,6 +213,9 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
+    check_range(flags, "judge_votes", 1)
+    check_range(flags, "judge_rpm max_judge_calls", 0)
+    judge_config(args.judge)
     if args.run.serial:
         args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
     check_policy(args.policy)
@@ -245,6 +271,66 @@ def read_model_config(flag: str, folder: Path) -> dict:
     if not isinstance(config, dict):
         raise UsageError(f"{flag} {folder}: its config.json is not one of a network: give a network's folder")
     return config
+
+
+def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:
+    """What a worker builds its judge from; its ledger is the folder's. UsageError: flags that do not go together."""
+    given = [name for name, value in vars(judge).items() if name != "judge" and value != getattr(JudgeArgs, name)]
+    if judge.judge == "rules" and given:
+        raise UsageError(f"--{given[0].replace('_', '-')}: rules need no model: add --judge gemini or openai")
+    parts = urlsplit(judge.judge_url)
+    if judge.judge_url and not (parts.scheme in ("http", "https") and parts.hostname):
+        raise UsageError(f"--judge-url {judge.judge_url}: an address like http://127.0.0.1:8000 is needed")
+    if parts.username or parts.password or parts.query:  # it is saved in config.json and shown
+        raise UsageError("--judge-url: no password, key or query in it: keys come from the environment")
+    return JudgeConfig(
+        judge.judge, judge.judge_model or DEFAULT_MODELS.get(judge.judge, ""), judge.judge_url, judge.judge_rpm,
+        judge.max_judge_calls, judge.judge_votes, judge.validity_judge,
+        ledger=str(folder / "judge.sqlite") if folder else ":memory:",
+    )  # fmt: skip
+
+
+def most_judge_calls(args: Args) -> tuple[int, int]:
+    """(calls, trajectories) of a whole run at most: no screen seen twice, every action changes it, no retries."""
+    tasks = args.tasks
+    evaluations = 4 * tasks.eval_episodes  # before and after, greedy and sampled
+    if tasks.eval_every:
+        evaluations += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
+    number = tasks.total_trajectories + evaluations
+    steps = tasks.horizon or 20
+    a_trajectory = (steps + 1) * args.judge.judge_votes + steps * args.judge.judge_votes * args.judge.validity_judge
+    return number * a_trajectory, number
+
+
+def start_judge(args: Args, folder: Path) -> str:
+    """See that the judge answers, with one real call, before anything else starts. Returns what the start line says."""
+    if args.judge.judge == "rules":
+        return "judge: rules, no calls"
+    config = judge_config(args.judge, folder)
+    try:
+        Ledger(config.ledger).go_on()
+        check(config)
+        print(f"  judge {config.name} answers")
+    except MissingClient as error:
+        raise UsageError(str(error)) from error
+    except Stopped as stopped:
+        raise RunStopped(stopped.reason) from stopped
+    except JudgeError as error:
+        what = {"model": f"--judge-model {config.model}: the judge does not know it: name another ({error})",
+                "key": f"--judge {config.kind}: the key in the environment is not accepted ({error})",
+                "refused": f"--judge {config.kind}, --judge-model {config.model}: it takes no screens ({error})"}
+        if error.kind in what:
+            raise UsageError(what[error.kind]) from error
+        if error.kind == "quota":
+            raise RunStopped(f"the judge's quota of the day is spent ({error}): wait for the next one") from error
+        if error.kind == "unavailable" and not str(error).startswith("HTTP"):  # nobody there, or no way to it
+            where = f"--judge-url {config.url}" if config.url else f"--judge {config.kind}"
+            raise UsageError(f"{where}: {error}: is the server running, and the network there?") from error
+        print(f"  judge {config.name}: {error}: starting all the same; what it cannot judge stays without a verdict")
+    calls, number = most_judge_calls(args)
+    hours = f", {calls / config.rpm / 60:.1f} hours at --judge-rpm {config.rpm:g}" if config.rpm else ""
+    bound = f", paused after {config.max_calls:,}" if config.max_calls else ""
+    return f"judge: {config.name}, at most about {calls:,} calls for {number:,} trajectories{hours}{bound}"
 
 
 def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:

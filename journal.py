@@ -207,13 +207,18 @@ class Journal:
         where, values = ("", ()) if split is None else (" WHERE split = ?", (split,))
         return self._run(f"SELECT count(*) FROM trajectories{where}", values)[0][0][0]
 
-    def set_verdict(self, id: int, success: bool | None, reward: float) -> None:
-        """A later judgement (a second vote, a repaired judge) replaces the one stored."""
+    def set_verdict(self, id: int, success: bool | None, reward: float, *, reason: str | None = None,
+                    length: int | None = None, data: bytes | None = None) -> None:
+        """A later judgement (a second vote, a repaired judge) replaces the one stored, and what follows from it:
+        why, and a trajectory that ends earlier. None leaves those as they are."""
         if not math.isfinite(reward):
             raise ValueError(f"reward is {reward}: a trajectory's return must be finite")
         verdict = None if success is None else int(bool(success))
-        _, cursor = self._run("UPDATE trajectories SET success = ?, reward = ? WHERE id = ?",
-                              (verdict, float(reward), int(id)))
+        changes = {"success": verdict, "reward": float(reward)}
+        rest = {"reason": reason if reason is None else _text(reason), "length": length, "data": data}
+        changes |= {name: value for name, value in rest.items() if value is not None}
+        columns = ", ".join(f"{name} = ?" for name in changes)
+        _, cursor = self._run(f"UPDATE trajectories SET {columns} WHERE id = ?", (*changes.values(), int(id)))
         if cursor.rowcount != 1:
             raise KeyError(f"journal {self.path}: no trajectory {id}: it holds {self.count()}")
 

@@ -27,8 +27,8 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
     losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
     losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac
     stats/ess stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
-    stats/worker_restarts stats/judge_unknown stats/stale_dropped stats/invalid_actions stats/replay_size
-    eval/success_rate eval/n""".split()
+    stats/worker_restarts stats/judge_unknown stats/judge_calls stats/judge_usd stats/trivial_success
+    stats/stale_dropped stats/invalid_actions stats/replay_size eval/success_rate eval/n""".split()
 
 
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float]:
@@ -56,9 +56,15 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
 
 
 def append_metrics(path: Path, row: dict) -> None:
-    """One more line of metrics.csv: the columns that `row` starts with, then `METRICS`; what is missing stays empty."""
-    names = [name for name in row if name not in METRICS] + METRICS
+    """One more line of metrics.csv: the columns that `row` starts with, then `METRICS`; what is missing stays empty.
+
+    A file that is there keeps its columns: an older version of this code may have begun it.
+    """
     fresh = not path.exists()
+    names = [name for name in row if name not in METRICS] + METRICS
+    if not fresh:
+        with path.open(newline="") as file:
+            names = next(csv.reader(file), names)
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, names)
         if fresh:

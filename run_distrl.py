@@ -28,7 +28,8 @@ import time
 from collections import deque
 from pathlib import Path
 
-from args import Args, prepare
+from args import Args, judge_config, prepare, start_judge
+from judge_ledger import Ledger, LedgerError, Stopped, cost
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
 from tasks import Task, overlap
 
@@ -39,7 +40,8 @@ WARM_START = ROOT / "warm_start.safetensors"
 class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
-    COUNTERS = ("version", "trajectories", "unknown", "stale", "train_seconds", "wall_seconds", "last_id")
+    COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "settled", "train_seconds", "wall_seconds",
+                "last_id")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -65,7 +67,12 @@ class Experiment:
         self.version = 0  # publications of the weights
         self.trajectories = 0  # training trajectories received
         self.last_id = 0  # journal id of the last of them
-        self.unknown = self.stale = 0
+        self.unknown = self.trivial = self.stale = 0
+        self.settled = 0  # how many of the trajectories that rejudge.py settled have been taken in
+        self.judge = judge_config(args.judge, folder)
+        self.ledger = Ledger(self.judge.ledger, max_calls=self.judge.max_calls) if args.judge.judge != "rules" else None
+        self.paused: Stopped | None = None  # why the judge takes no more calls
+        self.asked_judge = 0.0
         self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
         self.clock = time.monotonic()
         self.idle_seconds = 0.0
@@ -117,7 +124,8 @@ class Experiment:
             {
                 "success": trajectory.success, "return": float(trajectory.rewards.sum()), "length": len(trajectory),
                 "lag": self.version - float(trajectory.policy_version.mean()), "at": time.monotonic(),
-                "invalid": float(trajectory.invalid.mean()), **trajectory.info,
+                "invalid": float(trajectory.invalid.mean()),
+                **{name: value for name, value in trajectory.info.items() if name != "unjudged"},
             }
         )  # fmt: skip
         return True
@@ -128,11 +136,20 @@ class Experiment:
         self.last_id = id
         bound = self.args.policy.max_staleness
         if trajectory.success is None:
-            self.unknown += 1
+            self.trivial += "trivial_success" in trajectory.info
+            self.unknown += "trivial_success" not in trajectory.info
         elif bound and self.version - trajectory.policy_version.min() > bound:
             self.stale += 1
         else:
             self.learner.add(trajectory, id=id)
+
+    def judge_pauses(self) -> bool:
+        """Does the judge take no more calls: its budget, the day's quota, a key or model that is refused?"""
+        if self.ledger and not self.paused and time.monotonic() - self.asked_judge > 0.5:
+            self.asked_judge = time.monotonic()
+            self.paused = self.ledger.stopped()
+        self.stopping = self.stopping or self.paused is not None
+        return self.stopping
 
     # ------------------------------------------------------------------ phases
 
@@ -150,7 +167,7 @@ class Experiment:
         self.evaluations[split] = []
         wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
         shown = time.monotonic()
-        while len(self.evaluations[split]) < wanted and not self.stopping:
+        while len(self.evaluations[split]) < wanted and not self.judge_pauses():
             if not self.receive(timeout=0.2 if not self.args.run.serial else 0.0) and self.args.run.serial:
                 self.pool.pump()
             if time.monotonic() - shown > 20:
@@ -167,7 +184,7 @@ class Experiment:
         started, shown, saved, asked = time.monotonic(), time.monotonic(), time.monotonic(), self.trajectories
         before, steps = self.train_seconds, self.pool.env_steps
         self.schedule.training = True
-        while not self.stopping and self.trajectories < tasks.total_trajectories:
+        while not self.judge_pauses() and self.trajectories < tasks.total_trajectories:
             now = time.monotonic()
             self.train_seconds = before + now - started
             if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
@@ -212,9 +229,15 @@ class Experiment:
         metrics = recent_metrics(list(self.recent), time.monotonic(), seconds) | self.update_metrics | {
             "charts/SPS": sps, "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
             "stats/worker_restarts": self.pool.restarts, "stats/judge_unknown": self.unknown,
+            "stats/trivial_success": self.trivial,
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
+        judged = ""
+        if self.ledger:
+            found = self.ledger.summary()
+            metrics |= {"stats/judge_calls": found["calls"], "stats/judge_usd": found["usd"]}
+            judged = f"| judge {cost(found)}, {self.unknown} unknown "
         on_the_way = [name for name in self.evaluations if name.startswith("after")]
         evaluated = [name for name in on_the_way if len(self.evaluations[name]) >= min(64, len(self.eval_tasks))]
         if evaluated:  # written once, in the row that follows its end
@@ -231,7 +254,7 @@ class Experiment:
             f"  {self.trajectories:5d} trajectories | success {metrics['charts/success_rate']:.2f} "
             f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "
             f"| {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
-            f"(waiting {metrics['stats/phone_idle']:.0%}) | left {int(left // 60)}:{int(left % 60):02d}",
+            f"(waiting {metrics['stats/phone_idle']:.0%}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
         row = {
@@ -279,6 +302,14 @@ class Experiment:
             for name, value in state["counters"].items():
                 setattr(self, name, value)
             self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
+        settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
+        for id in dict.fromkeys(settled[self.settled :]):
+            entry = journal.get(id)
+            known = entry.split == "train" and entry.success is not None
+            if known and id <= self.last_id:  # a later one comes with the others, below
+                self.unknown -= 1
+                self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
+        self.settled = len(settled)
         for row in journal.rows(split="train", since=self.last_id):
             self.admit(fetch(row.id), row.id)
         journal.close()
@@ -302,7 +333,9 @@ class Experiment:
                 "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
                 "eval_different": len(set(self.eval_tasks)),
             },
-            "judge": "rules", "seed": self.args.run.seed, "phones": self.phones, "judge_unknown": self.unknown,
+            "judge": self.judge.name, "judge_votes": self.judge.votes, "judge_unknown": self.unknown,
+            "judge_calls": self.ledger.summary() if self.ledger else None, "trivial_success": self.trivial,
+            "seed": self.args.run.seed, "phones": self.phones,
             "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -366,7 +399,7 @@ def run(args: Args) -> int:
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except (RunStopped, FloatingPointError) as error:
+    except (RunStopped, FloatingPointError, LedgerError) as error:
         raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
 
 
@@ -394,6 +427,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         signal.signal(signum, signal.SIG_DFL)  # a second one kills
         os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
 
+    judging = start_judge(args, folder)
     families = {task.family for task in (*train_tasks, *eval_tasks)}
     with phone_source(args.phones, seed=args.run.seed, families=families) as phones:
         pairs = overlap(train_tasks, eval_tasks)
@@ -401,7 +435,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         print(
             f"DistRL: {args.phones.num_workers} workers on {phones.what}, {number} training instructions of {kinds} "
             f"families; {len(eval_tasks)} held-out tasks, {len(set(eval_tasks))} of them different "
-            f"({pairs['exact']} in training, {pairs['template']} by template).\n  folder {folder}"
+            f"({pairs['exact']} in training, {pairs['template']} by template).\n"
+            f"  {judging}; episodes of {args.tasks.horizon or '15, Web Shopping 20'} steps at most\n  folder {folder}"
         )
         addresses = phones.addresses
         experiment.phones = "simulated" if args.phones.simulated else phones.what
@@ -409,7 +444,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         if args.run.serial:
             pool = SerialPool(
                 addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                env_options=env_options, seed=args.run.seed, see=see,
+                env_options=env_options, judge=experiment.judge, seed=args.run.seed, see=see,
             )  # fmt: skip
         else:
             del see  # the policy server has its own
@@ -418,7 +453,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             pool = ActorPool(
                 addresses, policy_path, lambda context: SharedWeights(context, size),
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options, seed=args.run.seed,
+                on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options,
+                judge=experiment.judge, seed=args.run.seed,
                 server_options=dict(
                     init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
                     blip2=blip2,
@@ -444,6 +480,13 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
                 experiment.journal.close()
             if experiment.tracker:
                 experiment.tracker.finish()
+        if paused := experiment.paused:
+            saved = f"saved {experiment.save()}; {cost(experiment.ledger.summary())}"
+            if paused.kind != "budget":
+                raise RunStopped(f"the judge takes no more calls ({paused.kind}): {paused.reason}; {saved}")
+            more = f"--max-judge-calls {2 * experiment.judge.max_calls}"
+            print(f"Paused: {paused.reason}; {saved}\nGo on with: python run_distrl.py --resume {folder} {more}")
+            return 0
         if experiment.stopping:
             print(f"Saved {experiment.save()}\nGo on with: python run_distrl.py --resume {folder}")
             return 130
@@ -484,8 +527,9 @@ def main() -> int:
             return check(args)
         if args.run.resume:
             folder = args.run.resume
-            args = read_args(folder, Args)
+            budget, args = args.judge.max_judge_calls, read_args(folder, Args)
             args.run.resume = folder
+            args.judge.max_judge_calls = budget or args.judge.max_judge_calls  # the one that may be raised
         return run(args)
     except (UsageError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -65,7 +65,7 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
 def read_args(folder: Path, cls: type):
     """The arguments, of type `cls`, that `make_folder` wrote."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = {"judge": {}} | json.loads((folder / "config.json").read_text())  # older runs have no such group
         args = cls(**{field.name: field.default_factory(**config[field.name]) for field in dataclasses.fields(cls)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error

@@ -16,6 +16,7 @@ process is restarted between trajectories.
 
 from __future__ import annotations
 
+import base64
 import multiprocessing
 import os
 import signal
@@ -30,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from android_env import AdbPhone, AndroidEnv, AndroidEnvError
-from evaluator import RuleJudge
+from evaluator import JudgeConfig, make_judge
 from replay import Trajectory
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
@@ -76,9 +77,14 @@ class Sample:
 
 
 def rollout(
-    env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None, see=thumbnail_features
-) -> Trajectory:
-    """Play one episode. `act(prompt, feature, greedy)` answers each observation, `see(image)` gives its feature."""
+    env: AndroidEnv, episode: Episode, act: Callable[..., Sample], heartbeat=lambda: None, see=thumbnail_features,
+    validity: bool = False,
+) -> Trajectory:  # fmt: skip
+    """Play one episode. `act(prompt, feature, greedy)` answers each observation, `see(image)` gives its feature.
+
+    `validity`: the judge may call an action invalid too. Screens without a verdict go along in `info["unjudged"]`, for
+    rejudge.py.
+    """
     began, policy_seconds, batches = time.monotonic(), 0.0, []
 
     def answer(ask: Callable, *question):  # the phone waits meanwhile
@@ -89,22 +95,32 @@ def rollout(
         return answered
 
     observation, info = env.reset(seed=episode.seed, options={"task": episode.task})
+    doubts = getattr(env.judge, "valid", None) if validity else None
     prompts, features = [observation["prompt"]], [answer(see, observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
     terminated = truncated = False
     while not (terminated or truncated):
+        seen = observation["image"]
         sample = answer(act, prompts[-1], features[-1], episode.greedy)
         observation, reward, terminated, truncated, info = env.step(sample.text)
+        refused = doubts and not info["invalid"] and doubts(episode.task, seen, actions, sample.text)
         prompts.append(observation["prompt"])
         features.append(answer(see, observation["image"]))
         actions.append(sample.text)
         token_ids.append(sample.token_ids)
         logprobs.append(sample.logprobs)
         rewards.append(reward)
-        invalid.append(info["invalid"])
+        invalid.append(info["invalid"] or bool(refused))
         versions.append(sample.version)
         batches.append(sample.batch)
         heartbeat()
+    success, extra = info.get("success"), {}
+    reason = str(info.get("error") or info.get("verdict_reason") or "")
+    if info.get("trivial_success"):  # it says nothing about the policy: in no rate, in no update
+        success, reason, extra = None, "done before the first action", {"trivial_success": True}
+    elif success is None and not info.get("error") and getattr(env.judge, "unjudged", None):
+        screens = env.judge.unjudged
+        extra = {"unjudged": [[step, [base64.b64encode(png).decode() for png in pngs]] for step, pngs in screens]}
     return Trajectory(
         instruction=episode.task.instruction,
         family=episode.task.family,
@@ -118,30 +134,37 @@ def rollout(
         policy_version=np.asarray(versions, np.int64),
         terminated=terminated,
         truncated=truncated,
-        success=None if info.get("error") else info.get("success"),
+        success=None if info.get("error") else success,
         info={
             "split": episode.split,
             "seed": episode.seed,
             "greedy": episode.greedy,
             "serial": env.phone.serial,
-            "reason": str(info.get("error") or info.get("verdict_reason") or ""),
+            "reason": reason,
             "seconds": time.monotonic() - began,
             "policy_seconds": policy_seconds,
             "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
+            **extra,
         },
     )
 
 
 def worker(
-    index: int, address: PhoneAddress, env_options: dict, episodes: Connection, policy: Connection, blip2: bool = False
-) -> None:
+    index: int, address: PhoneAddress, env_options: dict, judging: JudgeConfig, episodes: Connection,
+    policy: Connection, blip2: bool = False,
+) -> None:  # fmt: skip
     """A worker process: one phone, episodes in, trajectories out. blip2: the policy server looks at its screens."""
     _follow_parent()
     phone = AdbPhone(address.serial, address.host, address.port, address.timeout)
-    phone.boot_timeout, phone.on_wait = address.boot_timeout, lambda: episodes.send(("wait", None))
+
+    def wait_on() -> None:  # so that waiting is not taken for hanging
+        episodes.send(("wait", None))
+
+    phone.boot_timeout, phone.on_wait = address.boot_timeout, wait_on
     how = {"reset_mode": address.reset_mode, "settle": address.settle}
-    env = AndroidEnv(phone, None, RuleJudge(), **how | env_options)
+    judge = make_judge(judging, heartbeat=wait_on)
+    env = AndroidEnv(phone, None, judge, **how | env_options)
 
     def act(prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
         policy.send((prompt, feature, greedy))
@@ -151,7 +174,10 @@ def worker(
         policy.send(image)
         return policy.recv()
 
-    options = {"heartbeat": lambda: episodes.send(("step", None)), "see": see if blip2 else thumbnail_features}
+    options = dict(
+        heartbeat=lambda: episodes.send(("step", None)), see=see if blip2 else thumbnail_features,
+        validity=judging.validity,
+    )  # fmt: skip
     failures = 0
     episodes.send(("ready", None))
     try:
