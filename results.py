@@ -136,7 +136,7 @@ def table(results: dict, folder: Path) -> str:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.0f}%"
 
-    phones = "simulated phones" if results["phones"] == "simulated" else results["phones"]
+    phones = results.get("phones", "simulated").replace("simulated", "simulated phones")
     lines = ["", f"{'family':<16}{'before':>8}{'after':>8}{'n':>6}"]
     for family, row in results["families"].items():
         lines.append(f"{family:<16}{percent(row['warmup']):>8}{percent(row['final']):>8}{row['n']:>6}")
