@@ -173,8 +173,13 @@ class ActorPool:
 
     def _replace_silent(self) -> None:
         busy = [slot for slot in self._slots if slot.process and (slot.pending or not slot.ready)]
-        silent = [slot for slot in busy if time.monotonic() - slot.heard > self._timeout]
-        if len(silent) == len(busy) > 1 and self.server_ready:  # all at once: it is what they all wait for that hangs
+        now = time.monotonic()
+        silent = [slot for slot in busy if now - slot.heard > self._timeout]
+        if not silent:
+            return
+        latest = max(slot.heard for slot in busy)
+        # All of them, one soon after the other: it is what they all wait for that hangs.
+        if len(busy) > 1 and now - latest > self._timeout / 2 and self.server_ready:
             self._server.kill()
             self._server.join(timeout=5)
             return

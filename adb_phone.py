@@ -32,8 +32,7 @@ from ui_state import UiState, parse_focus, parse_ui
 
 
 class AndroidEnvError(RuntimeError):
-    """Something between us and the phone went wrong. `serial`, `state`: which phone, what it is; `remedy`:
-    what to do."""
+    """Something between us and the phone went wrong. `serial`: which; `state`: what; `remedy`: what to do."""
 
     def __init__(self, serial: str, state: str, remedy: str):
         super().__init__(f"adb: device {serial!r}: {state}: {remedy}")
@@ -55,11 +54,10 @@ class AdbTimeout(AndroidEnvError):
 class ScreenshotError(AndroidEnvError):
     """`screencap` gave no whole PNG, several times in a row."""
 
-
 _LOST, _CHECK = "connection lost in the middle of a command", "check the phone and `adb devices`"
 NETWORK_SERIAL = re.compile(r"[\w.\-\[\]:%]+:\d+")
 EMULATOR_SERIAL = re.compile(r"emulator-(\d+)")
-_WAKEUP = 224
+_WAKEUP, _SERVER_TIMEOUT = 224, 3.0             # key code; s that a server which is started again needs
 _FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'"
 _ADB_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
 
@@ -172,15 +170,14 @@ def input_commands(text: str) -> list[str]:
     for piece in re.split(r"(\n|\t)", text.replace("\r\n", "\n").replace("\r", "\n")):
         if piece in ("\n", "\t"):
             commands.append(f"input keyevent {66 if piece == chr(10) else 61}")
-            continue
-        commands += ["input text " + shlex.quote(part.replace(" ", "%s"))
-                     for part in re.split(r"(?<=%)(?=s)", piece) if part]
+        else:
+            parts = re.split(r"(?<=%)(?=s)", piece)
+            commands += ["input text " + shlex.quote(part.replace(" ", "%s")) for part in parts if part]
     return commands
 
 
 def extract_png(data: bytes) -> bytes:
-    """The PNG in `data`, from its signature to IEND, every chunk's checksum right. Raises ValueError
-    otherwise."""
+    """The PNG in `data`, from its signature to IEND, every chunk's checksum right; else a ValueError."""
     start = data.find(b"\x89PNG\r\n\x1a\n")
     if start < 0:
         raise ValueError(f"no PNG signature in {len(data)} bytes {data[:60]!r}")
@@ -371,7 +368,8 @@ class AdbPhone:
     def recover(self, timeout: float | None = None) -> None:
         """After an outage: until the phone is online and booted, or the last error. `timeout`: `boot_timeout`."""
         timeout = self.boot_timeout if timeout is None else timeout
-        deadline, pause = time.monotonic() + timeout, max(0.5, timeout / 8)
+        began, pause = time.monotonic(), max(0.5, timeout / 8)
+        deadline = began + timeout
         by_itself = not (NETWORK_SERIAL.fullmatch(self.serial) or EMULATOR_SERIAL.fullmatch(self.serial))
         attach_at = time.monotonic() + pause * by_itself    # as USB phones do, as a rule
         while True:
@@ -388,13 +386,15 @@ class AdbPhone:
                 last = error
                 if "not found" in error.state and EMULATOR_SERIAL.fullmatch(self.serial):
                     attach_at = 0.0                         # nobody announces it to the server but we
-            self.on_wait()
+                if error.state.startswith("no adb server"):   # it comes back soon, or not by itself
+                    deadline = min(deadline, began + _SERVER_TIMEOUT)
             if time.monotonic() >= deadline:
                 break
+            self.on_wait()
             time.sleep(0.1)                                 # a phone says in no other way that it is there
         try:
             state = list_devices(self.host, self.port).get(self.serial, "not listed")
-        except AndroidEnvError as error:
-            state = error.state
-        where = f"state {state}, server {self.host}:{self.port}, waited {timeout:g} s"
-        raise type(last)(self.serial, f"{last.state} ({where})", last.remedy) from last
+        except AndroidEnvError:
+            state = "unknown"
+        where = f"{last.state} (state {state}, server {self.host}:{self.port}, waited {deadline - began:g} s)"
+        raise type(last)(self.serial, where, last.remedy) from last
