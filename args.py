@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from evaluator import JudgeConfig, check
@@ -21,6 +22,17 @@ from judge_ledger import Ledger, Stopped
 from run_folder import RunStopped, UsageError, check_range, make_folder
 from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks
+
+SHOW_ALL = "--help-all"
+
+
+class Expert:
+    """Marks a flag that few runs set: `--help` leaves it out, `--help-all` does not."""
+
+    def __class_getitem__(cls, kind):
+        import tyro
+
+        return Annotated[kind, tyro.conf.Suppress] if {"-h", "--help"} & set(sys.argv) else kind
 
 
 @dataclass
@@ -49,9 +61,9 @@ class PhoneArgs:
     """simulated phones: probability of a permission dialog when an app starts"""
     failed_loads: float = 0.3
     """simulated phones: probability that a page fails to load"""
-    slow_loads: float = 0.1
+    slow_loads: Expert[float] = 0.1
     """simulated phones: probability that a page loads slowly"""
-    adb_port: int = 0
+    adb_port: Expert[int] = 0
     """simulated phones: port of the adb server that we start; 0: a free one"""
     devices: tuple[str, ...] = ()
     """train on these phones, not simulated ones: serials of `adb devices` (ip:port ones are connected), or all"""
@@ -61,7 +73,7 @@ class PhoneArgs:
     """launch an Android emulator of this AVD for each worker, and end them afterwards"""
     reset: Literal["home", "snapshot"] = "home"
     """before an episode: stop and clear the apps used (on a real phone: stop), or load the emulator's snapshot"""
-    allow_offline: bool = False
+    allow_offline: Expert[bool] = False
     """train on tasks of the web although a phone says that it has no network"""
     check: bool = False
     """print a table of what this run needs and whether it is there, then stop; exit code 1 when something is missing"""
@@ -79,7 +91,7 @@ class TaskArgs:
     """instruction file to evaluate on, repeated or cut to --eval-episodes; default: the generator's held-out ones"""
     skip_unknown_tasks: bool = False
     """leave out lines that no rule understands, instead of stopping"""
-    horizon: int | None = None
+    horizon: Expert[int | None] = None
     """steps before an episode is cut; default: 15, Web Shopping 20"""
     total_trajectories: int = 4000
     """stop training after this many trajectories ..."""
@@ -87,7 +99,7 @@ class TaskArgs:
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
-    eval_every: int = 500
+    eval_every: Expert[int] = 500
     """training trajectories between small evaluations on the way (64 tasks, greedy); 0: none"""
 
 
@@ -96,17 +108,17 @@ class PolicyArgs:
     policy: Path | None = None
     """policy to start from: our .safetensors, a Hugging Face folder of Auto-UI, or a .bin/.pt of DigiRL or DistRL next
     to its config.json and tokenizer; default: the shipped warm start, rebuilt when it is missing"""
-    init_fusion: bool = False
+    init_fusion: Expert[bool] = False
     """take a plain T5 in --policy, too: it gets image layers that leave its output as it is at the start"""
     precision: str = "fp32"
     """fp32, or bf16: weights stay float32 in the learner, all matrix products are in bf16 (fp16 overflows in T5)"""
     lora: int = 0
     """rank of LoRA adapters on q, k, v, o (alpha twice that; needs peft), all that is trained and published; 0: off"""
-    screen_features: str = "thumbnail"
+    screen_features: Expert[str] = "thumbnail"
     """thumbnail, or a local folder of BLIP-2 (opt-2.7b): its vision feature, as Auto-UI needs it"""
-    critic_encoder: Path | None = None
+    critic_encoder: Expert[Path | None] = None
     """local folder of a RoBERTa, the critics' frozen text encoder; default: a trained mean of token embeddings"""
-    publish_every: int = 4
+    publish_every: Expert[int] = 4
     """updates between two publications of the weights"""
     max_staleness: int = 50
     """drop trajectories older than this many publications from training (they stay in the journal); 0: no bound"""
@@ -124,9 +136,9 @@ class JudgeArgs:
     """judge calls a minute, all workers together; 0: no limit"""
     max_judge_calls: int = 0
     """pause the run after this many judge calls (--resume takes a larger number); 0: no limit"""
-    judge_votes: int = 1
+    judge_votes: Expert[int] = 1
     """answers asked for a screen; more than half must agree, else there is no verdict"""
-    validity_judge: bool = False
+    validity_judge: Expert[bool] = False
     """ask the judge about each action too: what it calls invalid counts as text that is no action"""
 
 
@@ -142,27 +154,27 @@ class AlgorithmArgs:
     """Adam step size of the policy at the start; it falls linearly to 0 at the end of training"""
     batch_trajectories: int = 16
     """whole trajectories an update"""
-    updates_per_trajectory: float = 0.5
+    updates_per_trajectory: Expert[float] = 0.5
     """the learner waits for new data beyond this ratio"""
-    learning_starts: int = 96
+    learning_starts: Expert[int] = 96
     """trajectories before the first update"""
-    critic_warmup: int = 200
+    critic_warmup: Expert[int] = 200
     """updates of the critics alone before the first one of the policy: an untrained critic ruins it"""
     entropy_coef: float = 0.003
     """beta, weight of the entropy bonus"""
-    invalid_coef: float = 0.003
+    invalid_coef: Expert[float] = 0.003
     """lambda, weight of the invalid-action penalty"""
-    rho_clip: float = 1.0
+    rho_clip: Expert[float] = 1.0
     """upper clip of the importance ratio in the actor loss"""
-    ratio_trust: float = 0.5
+    ratio_trust: Expert[float] = 0.5
     """steps whose ratio has left 1 +- this are not pushed further; 0: no bound"""
-    negative_scale: float = 0.1
+    negative_scale: Expert[float] = 0.1
     """factor on negative advantages"""
     replay_capacity: int = 2000
     """transitions kept for training (the journal keeps all)"""
-    priority_alpha: float = 0.5
+    priority_alpha: Expert[float] = 0.5
     """DPER: exponent of the priorities; 0 draws uniformly"""
-    priority_weights: tuple[float, float, float] = (50.0, 1.0, 0.01)
+    priority_weights: Expert[tuple[float, float, float]] = (50.0, 1.0, 0.01)
     """DPER: weights of mean |td error|, mean rho and mean entropy (the authors' values)"""
 
 
@@ -174,6 +186,15 @@ class Args:
     policy: PolicyArgs = field(default_factory=PolicyArgs)
     judge: JudgeArgs = field(default_factory=JudgeArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
+
+
+def parse(description: str) -> Args:
+    """The command line; `--help` and `--help-all` print and exit."""
+    import tyro
+
+    line = ["--help" if word == SHOW_ALL else word for word in sys.argv[1:]]
+    described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
+    return tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
 
 
 def check_phones(phones: PhoneArgs) -> None:
@@ -302,15 +323,12 @@ def most_judge_calls(args: Args) -> tuple[int, int]:
     return number * a_trajectory, number
 
 
-def start_judge(args: Args, folder: Path) -> str:
-    """See that the judge answers, with one real call, before anything else starts. Returns what the start line says."""
-    if args.judge.judge == "rules":
-        return "judge: rules, no calls"
-    config = judge_config(args.judge, folder)
+def ask_judge(config: JudgeConfig) -> str:
+    """One real call. Returns "", or why there is no answer just now; what must be mended first is an error."""
     try:
         Ledger(config.ledger).go_on()
         check(config)
-        print(f"  judge {config.name} answers")
+        return ""
     except MissingClient as error:
         raise UsageError(str(error)) from error
     except Stopped as stopped:
@@ -326,7 +344,17 @@ def start_judge(args: Args, folder: Path) -> str:
         if error.kind == "unavailable" and not str(error).startswith("HTTP"):  # nobody there, or no way to it
             where = f"--judge-url {config.url}" if config.url else f"--judge {config.kind}"
             raise UsageError(f"{where}: {error}: is the server running, and the network there?") from error
-        print(f"  judge {config.name}: {error}: starting all the same; what it cannot judge stays without a verdict")
+        return str(error)
+
+
+def start_judge(args: Args, folder: Path) -> str:
+    """See that the judge answers before anything else starts. Returns what the start line says."""
+    if args.judge.judge == "rules":
+        return "judge: rules, no calls"
+    config = judge_config(args.judge, folder)
+    silent = ask_judge(config)
+    more = f": {silent}: starting all the same; what it cannot judge stays without a verdict" if silent else " answers"
+    print(f"  judge {config.name}{more}")
     calls, number = most_judge_calls(args)
     hours = f", {calls / config.rpm / 60:.1f} hours at --judge-rpm {config.rpm:g}" if config.rpm else ""
     bound = f", paused after {config.max_calls:,}" if config.max_calls else ""

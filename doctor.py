@@ -20,8 +20,8 @@ from pathlib import Path
 import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
-from args import Args, check_phones
-from run_folder import LEAST_FREE, UsageError
+from args import Args, ask_judge, check_phones, judge_config
+from run_folder import LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {
     "unauthorized": "accept the prompt on its screen; none there: unplug it and plug it in again",
@@ -188,8 +188,18 @@ def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
 
 
 def judge_row(args: Args) -> Row:
-    """The judge that a run would ask."""
-    return Row("judge", True, "rules: on the phone's own UI state, no service needed")
+    """The judge that a run would ask, asked once."""
+    if args.judge.judge == "rules":
+        return Row("judge", True, "rules: on the phone's own UI state, no service needed")
+    began = time.monotonic()
+    try:
+        config = judge_config(args.judge)
+        silent = ask_judge(config)
+    except (UsageError, RunStopped) as error:
+        return Row("judge", False, f"{args.judge.judge} does not answer", str(error))
+    if silent:
+        return Row("judge", False, f"{config.name} does not answer now", f"{silent}: try again later")
+    return Row("judge", True, f"{config.name} answered after {time.monotonic() - began:.1f} s")
 
 
 def checkpoint_row(args: Args) -> Row:

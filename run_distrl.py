@@ -28,7 +28,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from args import Args, judge_config, prepare, start_judge
+from args import Args, judge_config, parse, prepare, start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
 from tasks import Task, overlap
@@ -517,9 +517,7 @@ def phases(experiment: Experiment, phones) -> None:
 
 def main() -> int:
     """Read the command line and run."""
-    import tyro
-
-    args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=__doc__)
+    args = parse(__doc__)
     try:
         if args.phones.check:
             from doctor import check

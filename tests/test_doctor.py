@@ -9,8 +9,9 @@ import pytest
 
 import doctor
 from adb_phone import list_devices
-from args import Args, PhoneArgs
+from args import Args, JudgeArgs, PhoneArgs
 from doctor import check, disk_row
+from sim.judge_server import JudgeServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -96,3 +97,14 @@ def test_the_command_loads_the_policy_and_gives_the_exit_code(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "NO  checkpoint" in done.stdout and "simulated phones" in done.stdout
     assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == [tmp_path / "bad.safetensors"]
+
+
+@pytest.mark.parametrize(("answer", "ok", "words"), [
+    ("Status: success", True, "answered after"), ("404", False, "--judge-model x"), ("503", False, "try again later"),
+])  # fmt: skip
+def test_the_judge_is_asked_once(answer, ok, words, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+    with JudgeServer([answer]) as server:
+        row = doctor.judge_row(Args(judge=JudgeArgs(judge="openai", judge_model="x", judge_url=server.url)))
+        assert len(server.requests) == 1
+    assert row.ok is ok and words in row.found + row.remedy

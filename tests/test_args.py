@@ -1,0 +1,29 @@
+"""The command line: short help, long help, flags that are hidden but taken."""
+
+import re
+
+import pytest
+
+import args as module
+
+
+def options(capsys) -> set[str]:
+    """The flags that a help text lists."""
+    with pytest.raises(SystemExit):
+        module.parse("about")
+    return set(re.findall(r"^. (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_help_is_short_and_help_all_is_whole(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--help"])
+    short = options(capsys)
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", module.SHOW_ALL])
+    whole = options(capsys)
+    flags = {f"--{name.replace('_', '-')}" for group in vars(module.Args()).values() for name in vars(group)}
+    assert short < whole == flags and len(short) < 40
+
+
+def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):
+    monkeypatch.setattr("sys.argv", "run_distrl.py --rho-clip 2 --priority-weights 1 2 3 --horizon 4".split())
+    args = module.parse("about")
+    assert (args.algorithm.rho_clip, args.algorithm.priority_weights, args.tasks.horizon) == (2.0, (1.0, 2.0, 3.0), 4)
