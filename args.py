@@ -55,7 +55,7 @@ class RunArgs:
 class PhoneArgs:
     num_workers: int = 32
     """phones, and workers: one each; with --devices, at most as many as there are"""
-    latency: float = 0.5
+    latency: float = 0.7
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.6
     """simulated phones: probability of a permission dialog when an app starts"""
@@ -95,7 +95,7 @@ class TaskArgs:
     """steps before an episode is cut; default: 15, Web Shopping 20"""
     total_trajectories: int = 4000
     """stop training after this many trajectories ..."""
-    train_minutes: float = 11.5
+    train_minutes: float = 9.0
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
