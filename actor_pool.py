@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from android_env import AdbPhone, AndroidEnv
+from android_env import AndroidEnv
 from evaluator import JudgeConfig, make_judge
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
@@ -46,6 +46,7 @@ class _Slot:
     ready: bool = False
     heard: float = 0.0
     failures: int = 0  # deaths in a row, without a trajectory in between
+    troubled: bool = False  # its phone has failed since its last trajectory
     said: str = ""  # what went wrong with its phone, in its own words
     retry_at: float = 0.0
 
@@ -261,10 +262,13 @@ class ActorPool:
             slot.ready = True
         elif kind == "step":
             self.env_steps += 1
-        elif kind == "phone_error":
+        elif kind == "phone_error":  # a trajectory that follows it is the outage's
             slot.said = self.last_error = content
+            slot.troubled = True
         elif kind == "trajectory":
-            slot.failures = 0
+            if not slot.troubled:
+                slot.failures, slot.said = 0, ""
+            slot.troubled = False
             self._on_trajectory(slot.pending.pop(0), content)
 
     def _drain(self, slot: _Slot) -> None:
@@ -328,15 +332,14 @@ class SerialPool:
                  judge: JudgeConfig = JudgeConfig(), see=thumbnail_features, seed=0):  # fmt: skip # noqa: B008
         import torch
 
-        how = {"reset_mode": phone.reset_mode, "settle": phone.settle} | (env_options or {})
-        connection = AdbPhone(phone.serial, phone.host, phone.port, phone.timeout)
-        self._env = AndroidEnv(connection, None, make_judge(judge), **how)
+        how = phone.env_options | (env_options or {})
+        self._env = AndroidEnv(phone.connect(), None, make_judge(judge), **how)
         self._rollout = dict(see=see, validity=judge.validity)
         self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
         self.generator = torch.Generator().manual_seed(seed)
         self.version, self.env_steps = 0, 0
 
-    def start(self) -> None:
+    def start(self, timeout: float = 0.0) -> None:
         """Nothing to start."""
 
     def stop(self) -> None:

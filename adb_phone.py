@@ -19,12 +19,10 @@ import re
 import shlex
 import socket
 import struct
-import subprocess
 import time
 import zlib
 from collections.abc import Callable
 
-import adbutils
 import numpy as np
 from PIL import Image
 
@@ -149,18 +147,6 @@ def list_devices(host: str = "127.0.0.1", port: int = 5037, timeout: float = 5.0
     with _Exchange("any", host, port, timeout) as exchange:
         exchange.request("host:devices")
         return parse_devices(exchange.answer())
-
-
-def start_server(port: int = 5037) -> bool:
-    """Starts the adb that adbutils brings (or ADBUTILS_ADB_PATH) as a server where none listens yet. False: one did.
-    It is asked for first, since `adb start-server` ends a server of another version."""
-    try:
-        list_devices(port=port)
-        return False
-    except DeviceOffline:
-        command = [adbutils.adb_path(), "-P", str(port), "start-server"]
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-        return True
 
 
 def input_commands(text: str) -> list[str]:
@@ -378,7 +364,7 @@ class AdbPhone:
                 if time.monotonic() >= attach_at:
                     attach_at = time.monotonic() + pause
                     self.attach(max(0.2, min(left, 5.0)))
-                if "1" in self.shell("getprop sys.boot_completed", max(0.2, min(left, 5.0, self.timeout))):
+                if "1" in self.shell("getprop sys.boot_completed", max(0.2, min(left, 5.0, self.timeout))).split():
                     self._size = self._has_adb_keyboard = None
                     return
                 raise AdbTimeout(self.serial, "not booted", "wait for its home screen")

@@ -28,8 +28,8 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +43,6 @@ from adb_phone import (  # noqa: F401  (the phone's names are part of this modul
     DeviceUnauthorized,
     ScreenshotError,
     list_devices,
-    start_server,
 )
 from ui_state import Node, UiState  # noqa: F401
 
@@ -143,6 +142,11 @@ _SYSTEM = frozenset({
     "com.android.packageinstaller", "com.google.android.packageinstaller", "com.android.adbkeyboard"})
 
 
+def third_party_packages(phone: AdbPhone) -> set[str]:
+    """What is installed besides the system. AndroidEnvError when the phone cannot say."""
+    return set(re.findall(r"^package:([\w.]+)", phone.shell("pm list packages -3", check=True), re.MULTILINE))
+
+
 class AndroidEnv:
     """Episodes on one phone. `tasks`: objects with `instruction` and `horizon`; `reset` may name another.
 
@@ -153,6 +157,8 @@ class AndroidEnv:
     reset_mode: "stop" stops the apps of the last episode; "clear" also empties their data and uninstalls what
         was installed since the first reset. On a phone with anything of value on it use "stop". "snapshot" puts an
         emulator of this machine back to its snapshot, or clears, with a warning, when it refuses to.
+    installed: the third-party packages that belong on the phone, instead of those found at the first reset: a worker
+        that takes over from one that died in mid-episode would take the episode's for the phone's own.
     settle: seconds that a step waits at most for two equal screenshots in a row: 0 on a simulated phone,
         about 2 on others.
     Penalties, all >= 0, are subtracted from the reward: `repetition_penalty` times k for the k-th repetition
@@ -161,8 +167,8 @@ class AndroidEnv:
     """
 
     def __init__(self, phone: AdbPhone, tasks: Sequence[Any] | None, judge: Any, horizon: int | None = None,
-                 reset_mode: str = "clear", *, settle: float = 0.0, repetition_penalty: float = 0.0,
-                 empty_type_penalty: float = 0.0, invalid_penalty: float = 0.0):
+                 reset_mode: str = "clear", *, installed: Collection[str] | None = None, settle: float = 0.0,
+                 repetition_penalty: float = 0.0, empty_type_penalty: float = 0.0, invalid_penalty: float = 0.0):
         if reset_mode not in ("stop", "clear", "snapshot"):
             raise ValueError(f"reset_mode is {reset_mode!r}, want 'stop', 'clear' or 'snapshot'")
         if horizon is not None and horizon < 1:
@@ -179,7 +185,8 @@ class AndroidEnv:
         self._random = random.Random(0)
         self._touched: set[str] = set()                 # packages that had the focus since the last reset
         self._keep = set(_SYSTEM)
-        self._installed: set[str] | None = None         # third-party packages at the first reset
+        self._installed = None if installed is None else set(installed)     # third-party packages that stay
+        self._first = True                              # no reset yet
         self._broken = False                            # the last episode ended in an outage
         self._last: tuple | None = None                 # what the last step of an ended episode returned
 
@@ -212,6 +219,7 @@ class AndroidEnv:
         self._verdict, self._last = None, None
         first = self.judge.reset(self.task, self._observe())
         self._trivial = bool(first and first.success)
+        self._doubtful = first is not None and first.success is None    # it may have been done before the first action
 
     def _restore(self, seed: int | None) -> None:
         if self.reset_mode == "snapshot":
@@ -222,22 +230,21 @@ class AndroidEnv:
                 self.reset_mode = "clear"
             else:
                 self._touched = set()
-        first, commands = self._installed is None, []
-        live = "dumpsys activity activities | grep -E 'Hist'"        # also apps that a dialog hides
-        if self.reset_mode == "clear":
-            out = self.phone.shell(f"pm list packages -3; {live}")
-            installed = set(re.findall(r"^package:([\w.]+)", out, re.MULTILINE))
-            if not first:
+        commands = []
+        if self.reset_mode != "stop":
+            installed = third_party_packages(self.phone)
+            if self._installed is None:
+                self._installed = installed
+            if self.reset_mode == "clear":
                 commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
-        else:
-            out, installed = self.phone.shell(live), set()
+        out = self.phone.shell("dumpsys activity activities | grep -E 'Hist'")       # also apps that a dialog hides
         self._touched.update(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
-        if first:                                        # whatever is in front was left there by someone else
+        if self._first:                                  # whatever is in front was left there by someone else
             package, _, app = self.phone.foreground()
             self._touched |= {package, app}
             self.phone.key(3)
             self._keep.add(self.phone.foreground()[0])   # the home app
-            self._installed = installed
+            self._first = False
         for package in sorted(self._touched - self._keep):
             commands.append(f"am force-stop {package}")
             if self.reset_mode == "clear":
@@ -318,6 +325,9 @@ class AndroidEnv:
     def _ask_judge(self) -> None:
         observation = self._observe()
         self._verdict = self.judge(self.task, observation)
+        if self._doubtful and self._verdict.success:
+            reason = f"there was no verdict on the first screen; now: {self._verdict.reason}"
+            self._verdict = replace(self._verdict, success=None, reason=reason)
         state = observation.fetched
         package, app = (state.package, state.app) if state else self.phone.foreground()[::2]
         self._touched |= {package, app}

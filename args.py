@@ -225,7 +225,8 @@ def check_phones(phones: PhoneArgs) -> None:
 
 def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
-    check_phones(args.phones)
+    if not args.run.resume:  # else it was, with the defaults of then
+        check_phones(args.phones)
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
     check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
@@ -238,7 +239,9 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "judge_rpm max_judge_calls", 0)
     judge_config(args.judge)
     if args.run.serial:
-        args.phones.num_workers, args.phones.latency, args.tasks.train_minutes = 1, 0.0, 0.0
+        args.phones.num_workers, args.tasks.train_minutes = 1, 0.0
+        if args.phones.simulated:
+            args.phones.latency = 0.0
     check_policy(args.policy)
     train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
     test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)

@@ -143,10 +143,11 @@ def _owner(key: str, prefix: str) -> str:
     return parts[same]
 
 
-def add_image_layers(state: dict[str, Tensor]) -> None:
-    """Gives a plain T5's weights image layers that leave its output as it is; see the module's docstring."""
+def add_image_layers(state: dict[str, Tensor]) -> bool:
+    """Gives a plain T5's weights image layers that leave its output as it is; see the module's docstring. False: it
+    has its own."""
     if "image_dense.weight" in state or "shared.weight" not in state:
-        return
+        return False
     d = state["shared.weight"].shape[1]
     generator = torch.Generator().manual_seed(0)  # every process that loads the folder makes the same layers
     gate = torch.sigmoid(torch.tensor(GATE_BIAS))
@@ -161,3 +162,4 @@ def add_image_layers(state: dict[str, Tensor]) -> None:
         "gate_dense.bias": torch.full((d,), GATE_BIAS),
         "encoder.final_layer_norm.weight": state["encoder.final_layer_norm.weight"].float() / (1 - gate),
     }
+    return True

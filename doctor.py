@@ -20,7 +20,7 @@ from pathlib import Path
 import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
-from args import Args, ask_judge, check_phones, judge_config
+from args import Args, ask_judge, check_phones, check_policy, judge_config
 from run_folder import LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {
@@ -81,7 +81,7 @@ def adb_row() -> Row:
 
 
 def phone_rows(args: Args) -> Iterator[Row]:
-    phones = replace(args.phones)
+    phones = args.phones
     if phones.avd:
         yield from emulator_rows(args)
     elif phones.simulated:
@@ -125,8 +125,7 @@ def emulator_rows(args: Args) -> Iterator[Row]:
 
 def device_rows(args: Args) -> Iterator[Row]:
     """A row for each server, and for each phone on it or named."""
-    from adb_phone import start_server
-    from phone_source import attached, server_addresses
+    from phone_source import attached, server_addresses, start_server
 
     wanted = [serial for serial in args.phones.devices if serial != "all"]
     seen, usable = set(), []
@@ -204,14 +203,17 @@ def judge_row(args: Args) -> Row:
 
 def checkpoint_row(args: Args) -> Row:
     """The policy to start from: loaded, and thrown away."""
-    from run_distrl import WARM_START, load_policy
+    from run_distrl import WARM_START, load_policy, load_screen_features, load_text_encoder
 
     path = args.policy.policy or WARM_START
     if not Path(path).exists():
         remedy = "it is built once, in about 11 minutes" if path == WARM_START else "name a policy file: --policy"
         return Row("checkpoint", path == WARM_START, f"{path}: not there", remedy)
     try:
+        check_policy(args.policy)
         policy, _ = load_policy(args)
+        load_text_encoder(args)
+        load_screen_features(args)
     except UsageError as error:
         return Row("checkpoint", False, str(path), str(error))
     return Row("checkpoint", True, f"{path}: {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters")

@@ -156,6 +156,8 @@ def load_snapshot(phone: AdbPhone, name: str = SNAPSHOT) -> str:
         console(int(found[1]), f"avd snapshot load {name}")
         refused = ""
     except EmulatorError as error:
+        if isinstance(error.__cause__, OSError):  # no answer is no refusal: the load may still come
+            raise AndroidEnvError(phone.serial, str(error), "it is launched again if that goes on") from error
         refused = str(error)
     phone.recover()
     return refused
@@ -189,8 +191,10 @@ class _Guarded:
 
     def kill(self) -> None:
         """Child and guard, at once: they are a process group of their own."""
-        if not self.ended:
+        try:  # also when the guard itself has died
             os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         self.process.wait()
         self.ask_to_end()
 

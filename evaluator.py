@@ -158,14 +158,13 @@ def make_prompt(task: Any, actions: Sequence[str] = (), screens: int = 1) -> str
 
 
 def parse_status(text: str, words: tuple[set[str], set[str]] = WORDS) -> bool | None:
-    """What the last line "Status: ..." says; None without one, or when it is not plainly one or the other."""
-    found = None
-    for line in text.splitlines():
-        line = line.strip().lstrip("*_#>`\"'- ")
-        if _STATUS.match(line):
-            value = " ".join(re.sub(r"[*_`\"'.!]", " ", _STATUS.split(line)[-1]).lower().split())
-            found = True if value in words[0] else False if value in words[1] else None
-    return found
+    """What the last line, "Status: ...", says; None when it is no such line, or not plainly one or the other."""
+    lines = [line.strip().lstrip("*_#>`\"'- ") for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    if not lines or not _STATUS.match(lines[-1]):  # what follows a status may take it back
+        return None
+    value = " ".join(re.sub(r"[*_`\"'.!]", " ", _STATUS.split(lines[-1])[-1]).lower().split())
+    return True if value in words[0] else False if value in words[1] else None
 
 
 def encode_screen(image: np.ndarray, longest: int = 1024) -> bytes:

@@ -8,7 +8,7 @@ One `update()` is the paper's inner loop (section 4.3):
   4. one step of the actor on -rho A log pi - beta H + lambda P_invalid, some steps of the critics;
   5. new priorities for the trajectories just used; every `REFRESH_EVERY` updates for all of them.
 
-    learner = Learner(policy, AlgorithmArgs())       # run_distrl.py: every hyperparameter, a sentence each
+    learner = Learner(policy, AlgorithmArgs())       # args.py: every hyperparameter, a sentence each
     learner.add(trajectory, id=journal_id)
     if learner.ready:
         metrics = learner.update()
@@ -48,8 +48,9 @@ class Learner:
         self.config, self.policy = config, policy
         self.critic = StepCritic(policy.codec, seed=seed, encoder=text_encoder)
         self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed, encoder=text_encoder)
-        # One step of this layer moves the code of every screen at once, and the skills of all tasks with it.
-        policy.network.image_dense.requires_grad_(False)
+        # One step of this layer moves the code of every screen at once, and the skills of all tasks with it. A layer
+        # that has been made at random has no such skills, and must learn.
+        policy.network.image_dense.requires_grad_(policy.fresh_images)
         trained = [p for p in policy.parameters() if p.requires_grad]
         self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99))
         self.critic_optimizer = torch.optim.Adam(

@@ -17,8 +17,10 @@ import subprocess
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
+
+import adbutils
 
 from adb_phone import (
     EMULATOR_SERIAL,
@@ -28,8 +30,8 @@ from adb_phone import (
     DeviceOffline,
     DeviceUnauthorized,
     list_devices,
-    start_server,
 )
+from android_env import third_party_packages
 from args import PhoneArgs
 from run_folder import UsageError
 from worker import PhoneAddress
@@ -70,7 +72,9 @@ def _simulated(phones: PhoneArgs, seed: int) -> Iterator[Source]:
         raise UsageError(str(error)) from error
     with running:
         addresses = [PhoneAddress(serial, running.host, running.port) for serial in running.serials]
-        yield Source("simulated phones", addresses, running.set_latency, lambda address: phone_at(address).reboot())
+        addresses = with_packages(addresses)
+        restart = lambda address: phone_at(address, 1.0).reboot()  # noqa: E731  (a mute phone is not waited for)
+        yield Source("simulated phones", addresses, running.set_latency, restart)
 
 
 @contextmanager
@@ -95,7 +99,8 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         require_network(emulators.phones, phones.allow_offline, families)
         what = f"{len(addresses)} emulator{'s' * (len(addresses) > 1)} of {phones.avd}"
         what += ": " + ", ".join(address.serial for address in addresses)
-        yield Source(what, addresses, lambda latency: None, lambda address: emulators.relaunch(address.serial))
+        restart = lambda address: emulators.relaunch(address.serial)  # noqa: E731
+        yield Source(what, with_packages(addresses), lambda latency: None, restart)
 
 
 @contextmanager
@@ -130,6 +135,7 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
     ]  # fmt: skip
     what = f"{len(found)} phone{'s' * (len(found) > 1)}: {', '.join(phone.serial for phone in found)}"
     try:
+        addresses = with_packages(addresses)
         yield Source(what, addresses, lambda latency: None, lambda address: phone_at(address).attach(1.0))
     finally:
         for phone, keyboard in zip(found, keyboards, strict=True):
@@ -140,11 +146,24 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
                 continue  # it is gone, and so is what could be set back
 
 
-def phone_at(address: PhoneAddress) -> AdbPhone:
-    """The phone behind an address."""
-    phone = AdbPhone(address.serial, address.host, address.port, address.timeout)
-    phone.boot_timeout = address.boot_timeout
-    return phone
+def phone_at(address: PhoneAddress, timeout: float | None = None) -> AdbPhone:
+    """The phone behind an address; `timeout` instead of its own, s a command."""
+    return (replace(address, timeout=timeout) if timeout else address).connect()
+
+
+def with_packages(addresses: list[PhoneAddress]) -> list[PhoneAddress]:
+    """The addresses with what is installed on each phone now, where episodes' apps are uninstalled."""
+
+    def looked_at(address: PhoneAddress) -> PhoneAddress:
+        if address.reset_mode == "stop":
+            return address
+        return replace(address, installed=tuple(sorted(third_party_packages(address.connect()))))
+
+    try:
+        with ThreadPoolExecutor(len(addresses)) as pool:
+            return list(pool.map(looked_at, addresses))
+    except AndroidEnvError as error:
+        raise UsageError(str(error)) from error
 
 
 def keyboard_of(phone: AdbPhone) -> str:
@@ -167,6 +186,25 @@ def server_addresses(phones: PhoneArgs) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, _, port in (server.rpartition(":") for server in named)]
 
 
+def start_server(port: int = 5037) -> bool:
+    """Starts the adb that adbutils brings (or ADBUTILS_ADB_PATH) as a server where none listens yet. False: one did.
+
+    It is asked for first, since `adb start-server` ends a server of another version. DeviceOffline, with adb's words:
+    it does not start.
+    """
+    try:
+        list_devices(port=port)
+        return False
+    except DeviceOffline:
+        command = [adbutils.adb_path(), "-P", str(port), "start-server"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+        except subprocess.SubprocessError as error:
+            said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-200:] or error
+            raise DeviceOffline("any", f"adb did not start on port {port} ({said})", "is the port free?") from error
+        return True
+
+
 def find_devices(phones: PhoneArgs) -> tuple[list[AdbPhone], dict[str, str]]:
     """The phones that are asked for and online, drawn from the servers in turn; and {serial: state} of the others (only
     with `all`: one that was named and is not there is an error)."""
@@ -177,7 +215,7 @@ def find_devices(phones: PhoneArgs) -> tuple[list[AdbPhone], dict[str, str]]:
             if not phones.adb_server:
                 start_server(port)
             servers.append((host, port, list_devices(host, port)))
-        except (AndroidEnvError, OSError, subprocess.SubprocessError) as error:
+        except (AndroidEnvError, OSError) as error:
             raise UsageError(f"adb server {host}:{port}: {error}") from error
     for number, serial in enumerate(wanted):
         if not any(states.get(serial) == "device" for *_, states in servers):

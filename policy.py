@@ -93,6 +93,8 @@ class AutoUIPolicy(nn.Module):
         self.codec = codec
         self.network = AutoUINetwork(self.config)
         self.autocast = False  # computes in bf16, keeps float32 weights: the learner's way of --precision bf16
+        self.fresh_images = False  # image layers that --init-fusion has just made
+        self.screens = "thumbnail"  # what its features are made by: "thumbnail" or "blip2"
         self.notes: list[str] = []  # what the user should know of the file that it was loaded from
 
     @classmethod
@@ -134,17 +136,19 @@ class AutoUIPolicy(nn.Module):
         greedy: bool = False,
         generator: torch.Generator | None = None,
         seeds: Sequence[int] | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
     ) -> ActOutput:
         """Samples one action for each prompt; features float [B, 1408].
 
         Repeatable with a `generator` for the batch, or with `seeds`, one a row: then a row's action does not
         depend on what it is batched with. Greedy log-probs are those of the distribution at `temperature`.
+        `max_new_tokens`: the tokenizer's `max_action`.
         """
         if not temperature > 0:
             raise ValueError(
                 f"temperature must be positive, got {temperature}: use greedy=True for the likeliest action"
             )
+        max_new_tokens = max_new_tokens or self.codec.max_action
         ids, mask = self._pad([self.codec.prompt_ids(prompt) for prompt in prompts])
         features = self._features(features, len(prompts))
         uniforms = None
@@ -269,8 +273,9 @@ class AutoUIPolicy(nn.Module):
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().cpu().contiguous() for name, p in self.weights().items()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
+        saved = {"config": self.config, "codec": self.codec.to_json(), "screens": self.screens}
         # One entry of metadata: the library writes several in an order that differs from file to file.
-        save_file(state, partial, {"policy": json.dumps({"config": self.config, "codec": self.codec.to_json()})})
+        save_file(state, partial, {"policy": json.dumps(saved)})
         os.replace(partial, path)
 
     @classmethod
@@ -290,7 +295,7 @@ class AutoUIPolicy(nn.Module):
             raise FileNotFoundError(
                 f"no policy at {path}: give a .safetensors file or a checkpoint's directory"
             )
-        metadata, notes = {}, []
+        metadata, notes, fresh, screens = {}, [], False, "blip2"
         if path.is_file() and path.suffix not in PICKLED:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -304,18 +309,18 @@ class AutoUIPolicy(nn.Module):
         if "policy" in metadata:
             saved = json.loads(metadata["policy"])
             config, codec = saved["config"], Codec.from_json(saved["codec"])
+            screens = saved.get("screens", "thumbnail")
         else:
             config, state, notes = read_published(path)
             codec = Codec.from_directory(path if path.is_dir() else path.parent)
-            if init_fusion:
-                add_image_layers(state)
+            fresh = init_fusion and add_image_layers(state)
         policy = cls(config, codec)
         if len(codec) > config["vocab_size"]:
             raise ValueError(
                 f"the tokenizer has {len(codec)} words, the network {config['vocab_size']}: give the network's own one"
             )
         policy.load_weights(state)
-        policy.notes = notes
+        policy.notes, policy.fresh_images, policy.screens = notes, fresh, screens
         return policy.to(PRECISIONS[precision])
 
     @torch.no_grad()

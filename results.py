@@ -31,7 +31,7 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
     stats/stale_dropped stats/invalid_actions stats/replay_size eval/success_rate eval/n""".split()
 
 
-def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float]:
+def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float | None]:
     """Metrics of the last training trajectories, oldest first; `seconds`: since training began in this process.
 
     A row: success, return, length, lag (publications), at (when it came, on the clock of `now`), invalid (share of
@@ -43,7 +43,7 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
     # The last minute, or as much of it as there is: training may be younger, and the rows may not reach back so far.
     span = min(60.0, seconds, max(now - rows[0]["at"], 1.0) if len(rows) > 1 else 60.0)
     return {
-        "charts/success_rate": sum(judged) / len(judged) if judged else 0.0,
+        "charts/success_rate": sum(judged) / len(judged) if judged else None,
         "charts/episodic_return": mean["return"],
         "charts/episodic_length": mean["length"],
         "charts/trajectories_per_minute": sum(now - row["at"] <= span for row in rows) * 60 / max(span, 1.0),

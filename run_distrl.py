@@ -28,9 +28,10 @@ import time
 from collections import deque
 from pathlib import Path
 
+from adb_phone import AndroidEnvError
 from args import Args, judge_config, parse, prepare, start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
-from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint
+from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint, write_args
 from tasks import Task, overlap
 
 ROOT = Path(__file__).resolve().parent
@@ -362,6 +363,10 @@ def load_policy(args: Args):
         raise UsageError(f"--policy {path}: {error}") from error
     for note in policy.notes:
         print(f"--policy {path}: {note}")
+    seen = "thumbnail" if args.policy.screen_features == "thumbnail" else "blip2"
+    if policy.screens != seen and not policy.fresh_images:
+        print(f"--policy {path}: warning: made for {policy.screens} features, not {seen} ones: see --screen-features")
+    policy.screens = seen
     if args.policy.lora:
         add_lora(policy, args.policy.lora, seed=args.run.seed)
     policy.autocast = args.policy.precision == "bf16"
@@ -399,7 +404,7 @@ def run(args: Args) -> int:
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except (RunStopped, FloatingPointError, LedgerError) as error:
+    except (RunStopped, FloatingPointError, LedgerError, AndroidEnvError) as error:
         raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
 
 
@@ -441,6 +446,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         addresses = phones.addresses
         experiment.phones = "simulated" if args.phones.simulated else phones.what
         env_options = {"horizon": args.tasks.horizon}
+        patience = 900.0 if args.policy.policy else 120.0  # s: a large network takes minutes for a full batch
         if args.run.serial:
             pool = SerialPool(
                 addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
@@ -454,7 +460,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
                 addresses, policy_path, lambda context: SharedWeights(context, size),
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
                 on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options,
-                judge=experiment.judge, seed=args.run.seed,
+                judge=experiment.judge, seed=args.run.seed, worker_timeout=patience,
                 server_options=dict(
                     init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
                     blip2=blip2,
@@ -469,7 +475,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         try:
             experiment.publish()
             try:
-                pool.start()
+                pool.start(timeout=patience)
             except RuntimeError as error:
                 raise RunStopped(str(error)) from error
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
@@ -519,15 +525,18 @@ def main() -> int:
     """Read the command line and run."""
     args = parse(__doc__)
     try:
-        if args.phones.check:
+        only_check = args.phones.check
+        if args.run.resume:
+            folder, budget = args.run.resume, args.judge.max_judge_calls
+            args = read_args(folder, Args)
+            if budget and not only_check:  # the one flag that may be raised
+                args.judge.max_judge_calls = budget
+                write_args(folder, args)
+            args.run.resume = folder
+        if only_check:
             from doctor import check
 
             return check(args)
-        if args.run.resume:
-            folder = args.run.resume
-            budget, args = args.judge.max_judge_calls, read_args(folder, Args)
-            args.run.resume = folder
-            args.judge.max_judge_calls = budget or args.judge.max_judge_calls  # the one that may be raised
         return run(args)
     except (UsageError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -41,7 +42,6 @@ def check_range(flags: dict, names: str, low: float, high: float = math.inf) -> 
 
 def make_folder(runs_dir: Path, name: str, args) -> Path:
     """A new folder with config.json in it: `name`, or `name-2` and so on when another run has just taken it."""
-    config = json.dumps(dataclasses.asdict(args), indent=2, default=lambda path: str(path.absolute()))
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(runs_dir).free
@@ -55,11 +55,19 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
                 break
             except FileExistsError:
                 continue
-        (folder / "config.json").write_text(config + "\n")
+        write_args(folder, args)
     except OSError as error:
         why = f"cannot write there ({error.strerror}): name another folder"
         raise UsageError(f"--runs-dir {runs_dir}: {why}") from error
     return folder
+
+
+def write_args(folder: Path, args) -> None:
+    """config.json, whole or not at all."""
+    config = json.dumps(dataclasses.asdict(args), indent=2, default=lambda path: str(path.absolute()))
+    partial = folder / "config.json.partial"
+    partial.write_text(config + "\n")
+    os.replace(partial, folder / "config.json")
 
 
 def read_args(folder: Path, cls: type):
@@ -110,7 +118,7 @@ def load_checkpoint(folder: Path) -> dict | None:
         return None
     try:
         return torch.load(paths[-1], weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         why = f"{paths[-1].name} cannot be read ({why}): remove it to use the one before"
         raise UsageError(f"--resume {folder}: {why}") from error

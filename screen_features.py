@@ -66,7 +66,7 @@ class Blip2Features:
             logging.set_verbosity(verbosity)
         if info["missing_keys"]:
             raise ValueError(f"no vision weights in {path}: {sorted(info['missing_keys'])[:3]} are missing")
-        self.model.eval()
+        self.model.float().eval()  # a folder saved in half precision loads in it
         self.size = config.image_size
 
     def __call__(self, image: np.ndarray) -> np.ndarray:

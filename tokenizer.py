@@ -90,10 +90,10 @@ def build_tokenizer(merges: int = 260) -> Tokenizer:
 
 
 class Codec:
-    """Encodes prompts and actions with one tokenizer. `max_prompt` is in tokens, EOS included."""
+    """Encodes prompts and actions with one tokenizer. `max_prompt`, `max_action`: in tokens, EOS included."""
 
-    def __init__(self, tokenizer: Tokenizer, max_prompt: int = 512):
-        self.tokenizer, self.max_prompt = tokenizer, max_prompt
+    def __init__(self, tokenizer: Tokenizer, max_prompt: int = 512, max_action: int = 64):
+        self.tokenizer, self.max_prompt, self.max_action = tokenizer, max_prompt, max_action
         tokenizer.encode_special_tokens = True  # "</s>" in a text is text
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -141,23 +141,28 @@ class Codec:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def to_json(self) -> str:
-        return json.dumps({"max_prompt": self.max_prompt, "tokenizer": json.loads(self.tokenizer.to_str())})
+        lengths = {"max_prompt": self.max_prompt, "max_action": self.max_action}
+        return json.dumps(lengths | {"tokenizer": json.loads(self.tokenizer.to_str())})
 
     @classmethod
     def from_json(cls, text: str) -> Codec:
         saved = json.loads(text)
-        return cls(Tokenizer.from_str(json.dumps(saved["tokenizer"])), saved["max_prompt"])
+        tokenizer = Tokenizer.from_str(json.dumps(saved["tokenizer"]))
+        return cls(tokenizer, saved["max_prompt"], saved.get("max_action", 64))
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Codec:
-        """A T5 checkpoint's tokenizer: its `tokenizer.json`, or its `spiece.model`."""
+        """A T5 checkpoint's tokenizer: its `tokenizer.json`, or its `spiece.model`.
+
+        An action is about 90 of its tokens, more with a plan before it: up to 128, as in the paper.
+        """
         file, pieces = Path(path) / "tokenizer.json", Path(path) / "spiece.model"
         if file.exists():
-            return cls(Tokenizer.from_file(str(file)))
+            return cls(Tokenizer.from_file(str(file)), max_action=128)
         if not pieces.exists():
             raise FileNotFoundError(f"{path} has no tokenizer: copy its tokenizer.json or spiece.model there")
         # transformers' own way from a spiece.model wants the sentencepiece package; its converter does not.
         from transformers.convert_slow_tokenizer import T5Converter
 
         given = SimpleNamespace(vocab_file=str(pieces), _extra_ids=100, convert_tokens_to_ids=lambda token: EOS_ID)
-        return cls(T5Converter(given).converted())
+        return cls(T5Converter(given).converted(), max_action=128)

@@ -52,6 +52,18 @@ class PhoneAddress:
     settle: float = 0.0  # s
     timeout: float = 20.0  # s a command may take
     boot_timeout: float = 60.0  # s that it may need to come back
+    installed: tuple[str, ...] | None = None  # third-party packages that belong on it, for the modes that clear
+
+    def connect(self) -> AdbPhone:
+        """The phone, to be driven."""
+        phone = AdbPhone(self.serial, self.host, self.port, self.timeout)
+        phone.boot_timeout = self.boot_timeout
+        return phone
+
+    @property
+    def env_options(self) -> dict:
+        """What `AndroidEnv` needs to know of it."""
+        return {"reset_mode": self.reset_mode, "settle": self.settle, "installed": self.installed}
 
 
 @dataclass(frozen=True)
@@ -156,15 +168,14 @@ def worker(
 ) -> None:  # fmt: skip
     """A worker process: one phone, episodes in, trajectories out. blip2: the policy server looks at its screens."""
     _follow_parent()
-    phone = AdbPhone(address.serial, address.host, address.port, address.timeout)
+    phone = address.connect()
 
     def wait_on() -> None:  # so that waiting is not taken for hanging
         episodes.send(("wait", None))
 
-    phone.boot_timeout, phone.on_wait = address.boot_timeout, wait_on
-    how = {"reset_mode": address.reset_mode, "settle": address.settle}
+    phone.on_wait = wait_on
     judge = make_judge(judging, heartbeat=wait_on)
-    env = AndroidEnv(phone, None, judge, **how | env_options)
+    env = AndroidEnv(phone, None, judge, **address.env_options | env_options)
 
     def act(prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
         policy.send((prompt, feature, greedy))

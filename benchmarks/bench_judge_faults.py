@@ -33,10 +33,11 @@ sys.path.insert(0, str(ROOT))
 
 import adbutils  # noqa: E402
 
-from android_env import AdbPhone, AndroidEnv, start_server  # noqa: E402
+from android_env import AdbPhone, AndroidEnv  # noqa: E402
 from emulator import Emulators  # noqa: E402
 from evaluator import RuleJudge, Verdict, encode_screen  # noqa: E402
 from journal import Journal  # noqa: E402
+from phone_source import start_server  # noqa: E402
 from rejudge import settle  # noqa: E402
 from replay import Trajectory  # noqa: E402
 from sim import start_phones  # noqa: E402

@@ -11,9 +11,8 @@ from adb_phone import (
     DeviceUnauthorized,
     ScreenshotError,
     list_devices,
-    start_server,
 )
-from phone_source import has_network
+from phone_source import has_network, start_server
 
 
 def test_a14_a_dropped_network_phone_is_connected_again(phone):
