@@ -29,8 +29,9 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -327,7 +328,7 @@ class AndroidEnv:
         self._verdict = self.judge(self.task, observation)
         if self._doubtful and self._verdict.success:
             reason = f"there was no verdict on the first screen; now: {self._verdict.reason}"
-            self._verdict = replace(self._verdict, success=None, reason=reason)
+            self._verdict = SimpleNamespace(success=None, reason=reason)
         state = observation.fetched
         package, app = (state.package, state.app) if state else self.phone.foreground()[::2]
         self._touched |= {package, app}

@@ -244,7 +244,7 @@ class Experiment:
         if evaluated:  # written once, in the row that follows its end
             found = rate(self.evaluations.pop(evaluated[0]))
             metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
-            success = "-" if found["success_rate"] is None else f"{found['success_rate']:.2f}"
+            success = share(found["success_rate"])
             print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {success} (n {found['n']})")
         tasks = self.args.tasks
         per_minute = metrics["charts/trajectories_per_minute"]
@@ -252,7 +252,7 @@ class Experiment:
         if tasks.train_minutes:
             left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
         print(
-            f"  {self.trajectories:5d} trajectories | success {metrics['charts/success_rate']:.2f} "
+            f"  {self.trajectories:5d} trajectories | success {share(metrics['charts/success_rate'])} "
             f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "
             f"| {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
             f"(waiting {metrics['stats/phone_idle']:.0%}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
@@ -264,7 +264,8 @@ class Experiment:
         }  # fmt: skip
         append_metrics(self.folder / "metrics.csv", row | metrics)
         if self.tracker:
-            self.tracker.log(metrics, step=self.trajectories)
+            known = {name: value for name, value in metrics.items() if value is not None}
+            self.tracker.log(known, step=self.trajectories)
 
     def save(self) -> Path:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
@@ -342,6 +343,11 @@ class Experiment:
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
         return results
+
+
+def share(rate: float | None) -> str:
+    """A rate for a person; "-" when nothing has a verdict."""
+    return "-" if rate is None else f"{rate:.2f}"
 
 
 def load_policy(args: Args):

@@ -302,3 +302,25 @@ def test_a19_no_instrumentation_server_is_needed():
     code = "import phone_source, emulator, sys; print([m for m in sys.modules if 'appium' in m or 'automator' in m])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_belongs_on_the_phone_is_not_for_a_later_worker_to_say():
+    """It finds what its predecessor's last episode installed, and uninstalls it."""
+    heir = AndroidEnv(ToyPhone(), [TASK], CountJudge(), installed=["com.old"])
+    heir.phone.calls = ["", "", ""]  # com.new is there by now
+    heir.reset(seed=0)
+    assert any("pm uninstall com.new" in call and "com.old" not in call for call in heir.phone.calls)
+
+
+def test_a_success_after_a_first_screen_without_a_verdict_is_unknown():
+    """Case B11: it may have been done before the first action."""
+
+    class Doubtful(CountJudge):
+        def reset(self, task, observation):
+            return SimpleNamespace(success=None, reason="503")
+
+    env = AndroidEnv(ToyPhone(), [TASK], Doubtful())
+    env.reset(seed=0)
+    env.step(TAP)
+    *_, reward, terminated, _, info = env.step(TAP)
+    assert reward == 0 and not terminated and info["success"] is None and "first screen" in info["verdict_reason"]

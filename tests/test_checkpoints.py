@@ -159,6 +159,7 @@ def test_a_spiece_model_is_the_tokenizer_where_there_is_no_other(tmp_path):
     for action in CANONICAL:
         assert two.action_ids(action) == one.action_ids(action) and two.decode(two.action_ids(action)) == action
     assert len(two) == len(one) + 100  # T5's <extra_id_*>
+    assert two.max_action == 128 and Codec.from_json(two.to_json()).max_action == 128 and one.max_action == 64
     (tmp_path / "spiece.model").unlink()
     with pytest.raises(FileNotFoundError, match="no tokenizer: copy its tokenizer.json or spiece.model"):
         Codec.from_directory(tmp_path)

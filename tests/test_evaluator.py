@@ -141,7 +141,9 @@ class Model:
     ("Status: success or failure ... Status: failure", False),
     ("Status: failure\nNo, it is there after all.\nStatus: success", True),
     ("Status: success\nWait.\nStatus: unclear", None), ("Status: success|failure", None),
-    ("Status: success, but for another city", None), ("Status:", None), ("", None), ("success", None),
+    ("Status: success\n\nOn a second look it is another city.", None), ("Status: success\nFinal status: failure", None),
+    ("```\nStatus: success\n```", True), ("Status: success, but for another city", None), ("Status:", None), ("", None),
+    ("success", None),
     ("It successfully opened the page.", None), ("The app says 'Status: success' in its middle.", None),
     ("HTTP status: success was not reached", None),
 ])  # fmt: skip
