@@ -221,6 +221,7 @@ class AndroidEnv:
         first = self.judge.reset(self.task, self._observe())
         self._trivial = bool(first and first.success)
         self._doubtful = first is not None and first.success is None    # it may have been done before the first action
+        self._over = False                              # done, before the first action or since: nobody knows
 
     def _restore(self, seed: int | None) -> None:
         if self.reset_mode == "snapshot":
@@ -289,7 +290,7 @@ class AndroidEnv:
             changed = not np.array_equal(before, self._image)
             if changed or ends or truncated and self._verdict is None:
                 self._ask_judge()
-            terminated = ends or bool(self._verdict and self._verdict.success)
+            terminated = ends or self._over or bool(self._verdict and self._verdict.success)
             truncated = truncated and not terminated
             reward += bool(self._verdict and self._verdict.success)
         except AndroidEnvError as error:
@@ -328,7 +329,7 @@ class AndroidEnv:
         self._verdict = self.judge(self.task, observation)
         if self._doubtful and self._verdict.success:
             reason = f"there was no verdict on the first screen; now: {self._verdict.reason}"
-            self._verdict = SimpleNamespace(success=None, reason=reason)
+            self._verdict, self._over = SimpleNamespace(success=None, reason=reason), True
         state = observation.fetched
         package, app = (state.package, state.app) if state else self.phone.foreground()[::2]
         self._touched |= {package, app}
