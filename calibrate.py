@@ -157,12 +157,10 @@ def table(results: dict[str, dict]) -> str:
 
 def draw(results: dict[str, dict], path: Path) -> None:
     """The table as bars with their intervals."""
-    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot: no window, no state
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
     width = 0.8 / len(results)
     for number, (name, found) in enumerate(results.items()):
         rates = [found[key] for key in RATES]
@@ -176,7 +174,6 @@ def draw(results: dict[str, dict], path: Path) -> None:
     axes.set_ylim(0, 100)
     axes.legend()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def calibrate(folder: Path, judges: dict[str, Callable[[Sample], Verdict]]) -> dict[str, dict]:

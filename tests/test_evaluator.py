@@ -242,7 +242,7 @@ def test_B5_the_servers_delay_is_waited_for_and_others_wait_too(tmp_path):
     judge = VisionJudge(JudgeConfig("openai", "m"), ask=model, ledger=ledger,
                         sleep=lambda s: (model.slept.append(s), now.__setitem__(0, now[0] + s)))
     assert judge.judge(CLOCK, (), [b"screen"]).success is True
-    assert sum(model.slept) >= 44 and max(model.slept) <= 5  # in slices, with a sign of life before each
+    assert sum(model.slept) > 44 - 1e-6 and max(model.slept) <= 5  # in slices, with a sign of life before each
     ledger.hold(30)
     assert Ledger(path, clock=lambda: now[0]).reserve("m") == pytest.approx(30)
 
