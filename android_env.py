@@ -262,9 +262,9 @@ class AndroidEnv:
     def step(self, action_text: str) -> tuple[dict, float, bool, bool, dict]:
         """Does the action in `action_text`; (obs, reward, terminated, truncated, info). info: action,
         invalid, reason, success (the last verdict: True, False, or None when the judge cannot tell),
-        verdict_reason, screen_changed, steps_seconds, trivial_success; error after an outage, unsupported_text when the
-        phone cannot type it. After the end of an episode nothing is done and the last answer comes again, with
-        reward 0."""
+        verdict_reason, screen_changed, steps_seconds, trivial_success, doubtful_success; error after an outage,
+        unsupported_text when the phone cannot type it. After the end of an episode nothing is done and the last
+        answer comes again, with reward 0."""
         if self._image is None:
             raise RuntimeError("step before reset: call env.reset() first")
         if self._last:
@@ -345,4 +345,5 @@ class AndroidEnv:
         return {"action": action, "invalid": action.kind == "INVALID", "reason": action.reason,
                 "success": verdict.success if verdict else False,
                 "verdict_reason": verdict.reason if verdict else "not judged yet",
-                "screen_changed": changed, "steps_seconds": seconds, "trivial_success": self._trivial}
+                "screen_changed": changed, "steps_seconds": seconds, "trivial_success": self._trivial,
+                "doubtful_success": self._over}

@@ -130,6 +130,8 @@ def rollout(
     reason = str(info.get("error") or info.get("verdict_reason") or "")
     if info.get("trivial_success"):  # it says nothing about the policy: in no rate, in no update
         success, reason, extra = None, "done before the first action", {"trivial_success": True}
+    elif info.get("doubtful_success"):  # other screens cannot settle it: rejudge.py gets none
+        pass
     elif success is None and not info.get("error") and getattr(env.judge, "unjudged", None):
         screens = env.judge.unjudged
         extra = {"unjudged": [[step, [base64.b64encode(png).decode() for png in pngs]] for step, pngs in screens]}

@@ -323,4 +323,5 @@ def test_a_success_after_a_first_screen_without_a_verdict_is_unknown():
     env.reset(seed=0)
     env.step(TAP)
     *_, reward, terminated, _, info = env.step(TAP)
-    assert reward == 0 and terminated and info["success"] is None and "first screen" in info["verdict_reason"]
+    assert reward == 0 and terminated and info["doubtful_success"]
+    assert info["success"] is None and "first screen" in info["verdict_reason"]
