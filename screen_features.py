@@ -23,7 +23,10 @@ CONTRAST = 32.0  # grey levels of deviation that count as full contrast: text on
 
 
 def thumbnail_features(image: np.ndarray) -> np.ndarray:
-    """float32 [1408] in [-1, 1] of a screenshot uint8 [H, W, 3]: 22 x 16 cells x (R, G, B mean, contrast)."""
+    """float32 [1408] in [-1, 1] of a screenshot uint8 [H, W, 3]: 22 x 16 cells x (R, G, B mean, contrast).
+
+    Rounded to float16, as trajectories keep them: what is trained on is then what was acted on.
+    """
     image = _checked(image)
     picture = Image.fromarray(image)
     factor = max(1, min(image.shape[0] // 400, image.shape[1] // 200))
@@ -38,7 +41,7 @@ def thumbnail_features(image: np.ndarray) -> np.ndarray:
     square = np.asarray(Image.fromarray(levels * levels).resize(size, box))
     deviation = np.sqrt(np.maximum(square - mean * mean, 0.0))
     cells[..., 3] = np.minimum(deviation / CONTRAST, 1.0) * 2.0 - 1.0
-    return cells.reshape(FEATURE_DIM)
+    return cells.reshape(FEATURE_DIM).astype(np.float16).astype(np.float32)
 
 
 class Blip2Features:

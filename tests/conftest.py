@@ -8,11 +8,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads are 30 times slower on busy cores than one
 
 import sys  # noqa: E402
+import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
-from android_env import AdbPhone
+from adb_phone import AdbPhone, list_devices
 from emulator import Emulators
 from sim import start_phones
 
@@ -40,6 +41,13 @@ def phones():
 def phone(phones):
     """The first phone, as the environment drives it."""
     return AdbPhone(phones.serials[0], phones.host, phones.port)
+
+
+def disconnect(phones, serial: str, kind: str) -> None:
+    """The fault "offline" or "unauthorized", seen by the adb server: it takes a moment to find out."""
+    phones.fault(serial, kind)
+    while list_devices(phones.host, phones.port)[serial] != kind:
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,15 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from conftest import disconnect
 
 import doctor
-from adb_phone import list_devices
 from args import Args, JudgeArgs, PhoneArgs
 from doctor import check, disk_row
+from sim import Phones
 from sim.judge_server import JudgeServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,10 +47,8 @@ def test_all_well(phones, table):
     ],
 )
 def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words):
-    phones.fault(phone.serial, kind)
+    (disconnect if kind in ("offline", "unauthorized") else Phones.fault)(phones, phone.serial, kind)
     try:
-        while kind in ("offline", "unauthorized") and list_devices(port=phones.port)[phone.serial] != kind:
-            time.sleep(0.02)  # adb has to find out first
         code, out = table(given(phones, "all"))
     finally:
         phones.fault(phone.serial, "none")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import disconnect
 
 from adb_phone import (
     AdbPhone,
@@ -34,7 +35,7 @@ def test_a14_offline_for_ever_names_phone_state_and_port(phone):
 
 @pytest.mark.parametrize("kind, error", [("offline", DeviceOffline), ("unauthorized", DeviceUnauthorized)])
 def test_a13_a_phone_in_that_state_is_a_typed_error_until_it_is_healed(phones, phone, kind, error):
-    phones.fault(phone.serial, kind)
+    disconnect(phones, phone.serial, kind)
     try:
         with pytest.raises(error, match=phone.serial) as caught:
             phone.recover(timeout=2)

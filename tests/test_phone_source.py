@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import disconnect
 
 import sim
 from actor_pool import ActorPool
@@ -71,7 +72,7 @@ def test_a_runs_name_says_what_kind_of_phones(tmp_path):
 
 
 def test_all_are_used_and_the_others_named_with_their_state(phones, other):
-    other.fault(other.serials[1], "offline")
+    disconnect(other, other.serials[1], "offline")
     try:
         found, left_out = find_devices(at(phones, other))
         first, last = list_devices(port=phones.port)  # adb's own order; the servers take turns
@@ -111,7 +112,7 @@ def test_what_cannot_be_had_is_one_error(phones, monkeypatch):
     for serial, words in (("R58M12", "not on .*which has .* device"), ("127.0.0.1:1", "waited 1 s.*adb tcpip")):
         with pytest.raises(UsageError, match=words):
             find_devices(at(phones, devices=(serial,)))
-    phones.fault(phones.serials[1], "unauthorized")
+    disconnect(phones, phones.serials[1], "unauthorized")
     try:
         with pytest.raises(UsageError, match="unauthorized.*accept the prompt"):
             find_devices(at(phones, devices=(phones.serials[1],)))
