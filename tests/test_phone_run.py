@@ -11,7 +11,7 @@ from policy import AutoUIPolicy
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = """--num-workers 2 --reset snapshot --eval-episodes 1 --horizon 2 --learning-starts 4 --critic-warmup 2
-    --batch-trajectories 2 --updates-per-trajectory 0.2 --eval-every 0 --total-trajectories 40""".split()
+    --batch-trajectories 2 --updates-per-trajectory 0.2 --eval-every 0 --total-trajectories 16""".split()
 
 
 def emulators(home: str) -> list[int]:
