@@ -36,7 +36,7 @@ PROGRAMS = ("test_run", "test_phone_run", "test_policy_flags", "test_judged_run"
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Who shares a process: tests of a file, whose phones are started once; those with emulators, whose ports are few."""
+    """Who shares a process: a file, whose phones are started once; tests with emulators, whose ports are few."""
     items.sort(key=lambda item: (PROGRAMS.index(item.path.stem) if item.path.stem in PROGRAMS else len(PROGRAMS)))
     for item in items:
         group = item.name if item.path.stem in ("test_run", "test_policy_flags") else item.path.stem
