@@ -135,7 +135,7 @@ def test_bf16_actors_keep_steps_that_bf16_weights_would_lose():
 
 
 def take(paths, shared, connection) -> None:
-    """A process: loads each file, reads what was published into it; says its log-probs, and whether its head is tied."""
+    """A process: loads each file, reads what was published into it; says its log-probs, and if its head is tied."""
     answers = []
     for path, weights in zip(paths, shared, strict=True):
         receiver = Receiver(AutoUIPolicy.load(path))
