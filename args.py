@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -253,8 +254,23 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     return train, test, make_folder(args.run.runs_dir, name, args)
 
 
+def check_transformers() -> None:
+    """Refuses releases beyond requirements.txt: they may lay T5 out otherwise, or compute other numbers in silence."""
+    requirements = Path(__file__).with_name("requirements.txt").read_text()
+    low, high = re.search(r"^transformers>=([\d.]+),<([\d.]+)$", requirements, re.M).groups()
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        found = "none"
+    oldest, ours, next_one = (tuple(map(int, re.findall(r"\d+", v)[:3])) for v in (low, found, high))
+    if not oldest <= ours < next_one:
+        install = f"pip install 'transformers>={low},<{high}'"
+        raise UsageError(f"transformers {found} is installed, {low} up to below {high} is supported: {install}")
+
+
 def check_policy(args: PolicyArgs) -> None:
     """What of the policy's flags can be refused without loading a network."""
+    check_transformers()
     if args.policy and not args.policy.exists():
         raise UsageError(f"--policy {args.policy}: no such file or folder")
     if args.precision not in ("fp32", "bf16"):

@@ -147,7 +147,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
                 _place_beside(block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v)
         self.heads, self.d_kv, self.eps = t5.num_heads, t5.d_kv, t5.layer_norm_epsilon
         self.activation = ACTIVATIONS[t5.dense_act_fn]
-        self._buckets: dict[tuple[int, bool], Tensor] = {}
+        self._buckets: dict[bool, Tensor] = {}  # a stack's table, as long as its longest text so far
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, features: Tensor, decoder_ids: Tensor
@@ -161,20 +161,18 @@ class AutoUINetwork(T5ForConditionalGeneration):
         return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), self.eps)
 
     def _bias(self, stack: nn.Module, length: int) -> Tensor:  # [H, L, L]
-        weight, key = (
-            stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight,
-            (length, stack.is_decoder),
-        )
-        if key not in self._buckets:
-            c = self.config
+        weight = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        table = self._buckets.get(stack.is_decoder)
+        if table is None or len(table) < length:
+            c, longest = self.config, -(-length // 64) * 64
             with torch.inference_mode(False):  # kept for calls that record gradients, too
-                self._buckets[key] = relative_buckets(
-                    length,
+                table = self._buckets[stack.is_decoder] = relative_buckets(
+                    longest,
                     not stack.is_decoder,
                     c.relative_attention_num_buckets,
                     c.relative_attention_max_distance,
                 )
-        return F.embedding(self._buckets[key].to(weight.device), weight).permute(2, 0, 1)
+        return F.embedding(table[:length, :length].to(weight.device), weight).permute(2, 0, 1)
 
     def _heads(self, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:  # parts x [B, H, L, d_kv]
         y = F.linear(x, weight).unflatten(-1, (parts, self.heads, self.d_kv))

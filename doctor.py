@@ -21,7 +21,7 @@ import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
 from args import Args, ask_judge, check_phones, check_policy, judge_config
-from run_folder import LEAST_FREE, RunStopped, UsageError
+from run_folder import KEPT, LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {
     "unauthorized": "accept the prompt on its screen; none there: unplug it and plug it in again",
@@ -42,6 +42,7 @@ class Row:
     ok: bool
     found: str
     remedy: str = ""  # when it is not ok; a note when it is
+    checkpoint_bytes: int = 0  # of one that a run with this policy saves
 
 
 def check(args: Args) -> int:
@@ -57,8 +58,9 @@ def examine(args: Args) -> Iterator[Row]:
     yield adb_row()
     yield from phone_rows(args)
     yield judge_row(args)
-    yield checkpoint_row(args)
-    yield disk_row(args.run.runs_dir)
+    checkpoint = checkpoint_row(args)
+    yield checkpoint
+    yield disk_row(args.run.runs_dir, checkpoint.checkpoint_bytes)
 
 
 def table(rows: list[Row]) -> str:
@@ -203,6 +205,7 @@ def judge_row(args: Args) -> Row:
 
 def checkpoint_row(args: Args) -> Row:
     """The policy to start from: loaded, and thrown away."""
+    from learner import Learner
     from run_distrl import WARM_START, load_policy, load_screen_features, load_text_encoder
 
     path = args.policy.policy or WARM_START
@@ -212,18 +215,20 @@ def checkpoint_row(args: Args) -> Row:
     try:
         check_policy(args.policy)
         policy, _ = load_policy(args)
-        load_text_encoder(args)
+        learner = Learner(policy, args.algorithm, text_encoder=load_text_encoder(args))
         load_screen_features(args)
     except UsageError as error:
         return Row("checkpoint", False, str(path), str(error))
-    return Row("checkpoint", True, f"{path}: {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters")
+    found = f"{path}: {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters"
+    return Row("checkpoint", True, found, checkpoint_bytes=learner.checkpoint_bytes())
 
 
-def disk_row(folder: Path) -> Row:
-    """Room where the run's folder goes."""
+def disk_row(folder: Path, checkpoint: int = 0) -> Row:
+    """Room where the run's folder goes, for checkpoints of so many bytes."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if not os.access(there, os.W_OK):
         return Row("disk", False, f"{there} cannot be written to", "name another folder: --runs-dir")
-    remedy = "" if free >= LEAST_FREE else f"a run needs {LEAST_FREE / 1e6:.0f} MB: name another folder: --runs-dir"
-    return Row("disk", free >= LEAST_FREE, f"{free / 1e9:.1f} GB free for {folder}", remedy)
+    needed = LEAST_FREE + (KEPT + 1) * checkpoint
+    remedy = "" if free >= needed else f"a run needs {needed / 1e6:,.0f} MB: name another folder: --runs-dir"
+    return Row("disk", free >= needed, f"{free / 1e9:.1f} GB free for {folder}", remedy)

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 import aride
+import lora
 from critics import StepCritic, TrajectoryCritic, last_two_screens
 from policy import AutoUIPolicy
 from replay import PrioritizedReplay, Trajectory, pad_batch
@@ -238,10 +239,18 @@ class Learner:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def checkpoint_bytes(self) -> int:
+        """About the size of a checkpoint: all weights, and Adam's two moments of those that are trained."""
+        modules = (self.policy, self.critic, self.trajectory_critic)
+        optimizers = (self.policy_optimizer, self.critic_optimizer)
+        trained = [p for optimizer in optimizers for p in optimizer.param_groups[0]["params"]]
+        return sum(p.nbytes for m in modules for p in m.parameters()) + 2 * sum(p.nbytes for p in trained)
+
     def state_dict(self) -> dict:
         """All that another process needs to go on, but for the trajectories, which the journal has."""
         return {
             "policy": self.policy.state_dict(),
+            "vocabulary": self.policy.codec.fingerprint(),
             "critic": self.critic.state_dict(),
             "trajectory_critic": self.trajectory_critic.state_dict(),
             "policy_optimizer": self.policy_optimizer.state_dict(),
@@ -251,12 +260,18 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict, fetch) -> None:
-        """Inverse of `state_dict`; `fetch(id)` gives back a trajectory. ValueError: a policy of another size."""
+        """Inverse of `state_dict`; `fetch(id)` gives back a trajectory. ValueError: another policy or tokenizer."""
         here, there = self.policy.state_dict(), state["policy"]
         shapes = {name: (tuple(there[name].shape) if name in there else None, tuple(here[name].shape)) for name in here}
         wrong = [f"{name}: {a} in the checkpoint, {b} here" for name, (a, b) in shapes.items() if a != b]
         if wrong:
             raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
+        if state.get("vocabulary") not in (None, self.policy.codec.fingerprint()):  # None: an older checkpoint
+            raise ValueError("another tokenizer than the run began with: put the old one back beside --policy")
+        if changed := lora.changed_base(self.policy, there):
+            what = f"{len(changed)} tensors differ: {', '.join(changed[:3])}"
+            raise ValueError(f"--policy has other weights than the run began with ({what}), and its adapters belong to "
+                             "the old ones: put the old file back")  # fmt: skip
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.trajectory_critic.load_state_dict(state["trajectory_critic"])

@@ -66,6 +66,15 @@ def merged(network: nn.Module) -> dict[str, Tensor]:
     return state | {f"{n}.weight": weight(m) for n, m in _adapted(network) if hasattr(m, "lora_A")}
 
 
+def changed_base(policy, saved: dict[str, Tensor]) -> list[str]:
+    """Names of the weights under the adapters that differ from the saved ones. Actors load them from --policy, so both
+    must be the same; without adapters all weights are published, and nothing is compared."""
+    if not adapters(policy.network):
+        return []
+    frozen = {name: p for name, p in policy.named_parameters() if "lora_" not in name}
+    return [name for name, p in frozen.items() if not torch.equal(p, saved[name])]
+
+
 class Receiver:
     """An actor's policy and the float32 arrays that shared memory is read into; `apply` brings them into the network.
 

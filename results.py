@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,22 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
         "stats/server_batch": mean["server_batch"],
         "stats/phone_idle": sum(row["policy_seconds"] for row in rows) / max(sum(row["seconds"] for row in rows), 1e-9),
     }
+
+
+RATIO_BOUND = 0.99 * math.exp(20.0)  # nearly what aride.py clamps ratios to
+
+
+def alarms(metrics: dict) -> dict[str, str]:
+    """What goes wrong in training: kind -> a sentence with its remedy. `metrics`: a row of metrics.csv."""
+    found, remedy = {}, "lower --learning-rate"
+    invalid, skipped = metrics.get("stats/invalid_actions", 0.0), metrics.get("stats/nan_skips", 0)
+    if invalid > 0.5:
+        found["invalid"] = f"{invalid:.0%} of the last actions could not be parsed or done: {remedy}"
+    if skipped:
+        found[f"skipped {skipped}"] = f"{skipped} updates left out, as something was not finite: {remedy}"
+    if metrics.get("stats/rho_max", 0.0) >= RATIO_BOUND:
+        found["ratio"] = f"an importance ratio reached its bound, {RATIO_BOUND:.0e}: {remedy}, or --max-staleness"
+    return found
 
 
 def append_metrics(path: Path, row: dict) -> None:

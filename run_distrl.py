@@ -31,7 +31,7 @@ from pathlib import Path
 from adb_phone import AndroidEnvError
 from args import Args, judge_config, parse, prepare, start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
-from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint, write_args
+from run_folder import RunStopped, UsageError, check_room, load_checkpoint, read_args, save_checkpoint, write_args
 from tasks import Task, overlap
 
 ROOT = Path(__file__).resolve().parent
@@ -80,6 +80,7 @@ class Experiment:
         self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
+        self.alarms: set[str] = set()  # kinds of those in the last row of metrics.csv
         self.stopping = False
         self.tracker = None
         self.phones = "simulated"
@@ -222,7 +223,7 @@ class Experiment:
 
     def log(self, sps: float, seconds: float) -> None:
         """One progress line, one row of metrics.csv, one point for the tracker."""
-        from results import append_metrics, rate, recent_metrics
+        from results import alarms, append_metrics, rate, recent_metrics
 
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
@@ -246,6 +247,10 @@ class Experiment:
             metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
             success = share(found["success_rate"])
             print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {success} (n {found['n']})")
+        found = alarms(metrics)
+        for kind in [kind for kind in found if kind not in self.alarms]:
+            print(f"  warning: {found[kind]}", flush=True)
+        self.alarms = set(found)
         tasks = self.args.tasks
         per_minute = metrics["charts/trajectories_per_minute"]
         left = max(0, tasks.total_trajectories - self.trajectories) / max(per_minute, 1e-9) * 60
@@ -304,6 +309,8 @@ class Experiment:
             for name, value in state["counters"].items():
                 setattr(self, name, value)
             self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
+        else:
+            self.load_weights(max((row.policy_version for row in journal.rows()), default=0))
         settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
         for id in dict.fromkeys(settled[self.settled :]):
             entry = journal.get(id)
@@ -316,6 +323,21 @@ class Experiment:
             self.admit(fetch(row.id), row.id)
         journal.close()
         print(f"Resumed {self.folder} at {self.trajectories} trajectories, {self.learner.updates} updates.")
+
+    def load_weights(self, version: int) -> None:
+        """Go on without a checkpoint, from the weights that `finish` saved or else --policy's; the rest starts anew."""
+        from lora import adapters
+        from policy import AutoUIPolicy
+
+        path, source = self.folder / "policy.safetensors", "--policy"
+        if path.exists():
+            if adapters(self.policy.network):
+                raise ValueError(f"no checkpoint, and {path} has the adapters added in: start a new run with it")
+            self.policy.load_weights(AutoUIPolicy.load(path).weights())
+            source = path
+        self.version = version
+        print(f"warning: no checkpoint in {self.folder}: going on from the weights of {source}; optimisers, critics, "
+              "priorities and random streams start anew, and the evaluation before training is done again")  # fmt: skip
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
@@ -416,6 +438,8 @@ def run(args: Args) -> int:
 
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task]) -> int:
     """The run in its folder, new or to be resumed. Returns the exit code."""
+    from safetensors import SafetensorError
+
     from actor_pool import ActorPool, SerialPool
     from phone_source import phone_source
     from results import start_tracking, table
@@ -427,10 +451,11 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         print(f"{len(lossy)} training instructions lose characters in this policy's vocabulary, as {lossy[0]!r}")
     see = load_screen_features(args)
     experiment = Experiment(args, folder, train_tasks, eval_tasks, policy)
+    check_room(folder, experiment.learner.checkpoint_bytes())
     if args.run.resume:
         try:
             experiment.load()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
 
     def interrupt(signum, frame):

@@ -19,7 +19,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-LEAST_FREE = 500e6  # bytes on the disk that a run may need
+LEAST_FREE = 500e6  # bytes on the disk that a run may need beside its checkpoints
 KEPT = 2  # newest checkpoints kept
 
 
@@ -60,6 +60,15 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
         why = f"cannot write there ({error.strerror}): name another folder"
         raise UsageError(f"--runs-dir {runs_dir}: {why}") from error
     return folder
+
+
+def check_room(folder: Path, checkpoint: int) -> None:
+    """UsageError unless the disk has room for checkpoints of so many bytes: those kept, one being written, the rest."""
+    taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a run to be resumed
+    needed, free = int(LEAST_FREE) + (KEPT + 1) * checkpoint - taken, shutil.disk_usage(folder).free
+    if free < needed:
+        what = f"{KEPT + 1} checkpoints of {checkpoint:,} bytes, and the journal"
+        raise UsageError(f"--runs-dir {folder.parent}: {needed:,} bytes are needed ({what}), {free:,} are free")
 
 
 def write_args(folder: Path, args) -> None:

@@ -19,6 +19,7 @@ but never its goal. Text such as "</s>" inside a prompt stays text: only its end
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -143,6 +144,11 @@ class Codec:
     def to_json(self) -> str:
         lengths = {"max_prompt": self.max_prompt, "max_action": self.max_action}
         return json.dumps(lengths | {"tokenizer": json.loads(self.tokenizer.to_str())})
+
+    def fingerprint(self) -> str:
+        """Equal where the same ids mean the same text: a hash of the vocabulary."""
+        words = json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        return hashlib.sha256(words.encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str) -> Codec:

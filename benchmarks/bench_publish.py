@@ -5,8 +5,9 @@
 
 Ours is `SharedWeights.publish`: what the learner waits for. Its measure is the memcpy, numpy's copy of as many bytes
 between two arrays that exist. The file (torch.save, then torch.load) and the queue (torch.multiprocessing's would share
-memory by itself, so pickled arrays through multiprocessing.Queue) are timed until the weights can be used on the other
-side, and so is ours with a `read` in a real child process. Ratios in one run, in turns, the best of `--repeats`.
+memory by itself, so pickled arrays through multiprocessing.Queue, a message each) are timed until the weights can be
+used on the other side, and so is ours with a `read` in a real child process. Ratios in one run, in turns, the best of
+`--repeats`. Each way gives its memory back before the next one: three times the weights at most, and the processes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +41,12 @@ def shapes(megabytes: int) -> list[tuple[int, ...]]:
 
 
 def reader(weights: SharedWeights, sizes, connection) -> None:
-    """A child process: fetches each version that it is told of, says so."""
+    """A child process that reads the newest version each time it is told to."""
     arrays = [np.zeros(shape, np.float32) for shape in sizes]
-    version = weights.read(arrays)
-    connection.send(version)
+    weights.read(arrays)  # their pages exist from here on
+    connection.send(0)
     while connection.recv() is not None:
-        version = weights.read(arrays, newer_than=version)
-        connection.send(version)
+        connection.send(weights.read(arrays))
 
 
 def load_reader(path: str, connection) -> None:
@@ -55,74 +56,94 @@ def load_reader(path: str, connection) -> None:
         connection.send(len(torch.load(path, weights_only=True)))
 
 
-def queue_reader(messages, connection) -> None:
-    """A child process that takes weights out of a queue."""
+def queue_reader(messages, number: int, connection) -> None:
+    """A child process that takes `number` arrays out of a queue each time it is told to."""
     connection.send(0)
-    while (state := messages.get()) is not None:
-        connection.send(len(state))
-        del state
+    while connection.recv() is not None:
+        connection.send(len([messages.get() for _ in range(number)]))
 
 
+@contextmanager
 def child(target, *arguments):
-    """A process and our end of its pipe, once it is up."""
+    """`ask()` lets the process do its work once and returns its answer."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
     ours.recv()
-    return process, ours
+
+    def ask():
+        ours.send(1)
+        return ours.recv()
+
+    yield ask
+    ours.send(None)
+    process.join(30)
+
+
+def made(sizes) -> list[np.ndarray]:
+    """Random arrays, side by side in memory, as many bytes as `shapes` gives."""
+    ends = np.cumsum([np.prod(shape, dtype=int) for shape in sizes])
+    flat = np.random.default_rng(0).random(ends[-1], np.float32)
+    return [a.reshape(shape) for a, shape in zip(np.split(flat, ends[:-1]), sizes, strict=True)]
+
+
+def seconds(call, *arguments, times: int = 1) -> float:
+    """The least that a call takes."""
+    least = float("inf")
+    for _ in range(times):
+        began = time.perf_counter()
+        call(*arguments)
+        least = min(least, time.perf_counter() - began)
+    return least
+
+
+def shared_memory(sizes) -> dict[str, float]:
+    """Ours, and the memcpy that it is measured by."""
+    arrays = made(sizes)
+    flat = arrays[0].base
+    copy = np.ones_like(flat)
+    times = {"memcpy": seconds(np.copyto, copy, flat, times=3)}
+    del copy
+    weights = SharedWeights(CONTEXT, flat.size)
+    times["publish"] = seconds(weights.publish, arrays, times=5)  # both buffers' pages exist from the third on
+    del arrays, flat
+    with child(reader, weights, sizes) as read:
+        assert read() == weights.version
+        times["publish + read"] = times["publish"] + seconds(read, times=3)
+    return times
+
+
+def file(sizes) -> dict[str, float]:
+    """Through a file."""
+    state = {str(i): torch.from_numpy(array) for i, array in enumerate(made(sizes))}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "weights.pt")
+        with child(load_reader, path) as load:
+            save = seconds(torch.save, state, path)
+            return {"save": save, "save + load": save + seconds(load)}
+
+
+def queue(sizes) -> dict[str, float]:
+    """Through a queue."""
+    arrays, messages = made(sizes), CONTEXT.Queue()
+
+    def send() -> None:
+        for array in arrays:
+            messages.put(array)
+        assert take() == len(arrays)
+
+    with child(queue_reader, messages, len(arrays)) as take:
+        return {"queue": seconds(send)}
 
 
 def measure(megabytes: int, repeats: int) -> dict[str, float]:
     """Least seconds of each way."""
-    sizes = shapes(megabytes)
-    ends = np.cumsum([np.prod(shape, dtype=int) for shape in sizes])
-    flat = np.random.default_rng(0).random(ends[-1], np.float32)
-    copy = np.zeros_like(flat)
-    arrays = [a.reshape(shape) for a, shape in zip(np.split(flat, ends[:-1]), sizes, strict=True)]
-    weights = SharedWeights(CONTEXT, flat.size)
-    for _ in range(2):  # both buffers' pages exist from the second version on
-        weights.publish(arrays)
-    times: dict[str, float] = {}
-
-    def keep(name: str, began: float) -> None:
-        times[name] = min(times.get(name, float("inf")), time.perf_counter() - began)
-
-    with tempfile.TemporaryDirectory() as folder:
-        path, messages = str(Path(folder) / "weights.pt"), CONTEXT.Queue()
-        ways = {
-            "shared": child(reader, weights, sizes),
-            "file": child(load_reader, path),
-            "queue": child(queue_reader, messages),
-        }
-        state = {str(i): torch.from_numpy(array) for i, array in enumerate(arrays)}
-        for _ in range(repeats):
-            began = time.perf_counter()
-            np.copyto(copy, flat)
-            keep("memcpy", began)
-            began = time.perf_counter()
-            weights.publish(arrays)
-            keep("publish", began)
-            began = time.perf_counter()
-            weights.publish(arrays)
-            ways["shared"][1].send(1)
-            assert ways["shared"][1].recv() == weights.version
-            keep("publish + read", began)
-            began = time.perf_counter()
-            torch.save(state, path)
-            keep("save", began)
-            ways["file"][1].send(1)
-            assert ways["file"][1].recv() == len(arrays)
-            keep("save + load", began)
-            began = time.perf_counter()
-            messages.put(arrays)
-            assert ways["queue"][1].recv() == len(arrays)
-            keep("queue", began)
-        for name in ("shared", "file"):
-            ways[name][1].send(None)
-        messages.put(None)
-        for process, _ in ways.values():
-            process.join(10)
+    sizes, times = shapes(megabytes), {}
+    for _ in range(repeats):
+        for way in (shared_memory, file, queue):
+            for name, took in way(sizes).items():
+                times[name] = min(times.get(name, float("inf")), took)
     return times
 
 

@@ -36,6 +36,9 @@ from replay import PrioritizedReplay, SumTree, Trajectory  # noqa: E402
 
 BATCH, BETA, ALPHA = 256, 0.4, 0.5
 Round = Callable[[np.ndarray], np.ndarray]  # new priorities [256] -> the indices drawn, int [256]
+AUTHORS = "binary tree, item by item, the authors' way"
+MICROSECONDS = {2**17: 90.0, 2**20: 115.0}  # targets: what a round of `SumTree` may take at these sizes
+TREES = 25.0  # target: how many times as long the authors' kind of tree takes
 
 
 def ours(priorities: np.ndarray) -> Round:
@@ -156,7 +159,7 @@ CONTESTANTS: dict[str, tuple[Callable[[np.ndarray], Round], str]] = {  # name: (
     "cpprb PrioritizedReplayBuffer": (cpprb_buffer, "cpprb"),
     "torchrl ReplayBuffer": (torchrl_buffer, "torchrl"),
     "numpy cumsum + searchsorted": (cumulative_sum, "numpy"),
-    "binary tree, item by item, the authors' way": (plain_tree, "numpy"),
+    AUTHORS: (plain_tree, "numpy"),
 }
 
 
@@ -211,6 +214,32 @@ def measure(rounds: dict[str, Round], seconds: float) -> dict[str, float]:
     return best
 
 
+def exactness(size: int) -> tuple[float, int]:
+    """(relative error of the total after 1,000 updates of 256 masses from 1e-6 to 1e6, then all 1e-6; draws of an entry
+    without mass, of 100,000 where every second one has none)"""
+    rng, tree, everyone = np.random.default_rng(3), SumTree(size), np.arange(size)
+    for _ in range(1000):
+        tree.set(rng.integers(0, size, BATCH), 10.0 ** rng.uniform(-6, 6, BATCH))
+    tree.set(everyone, 1e-6)
+    drift = abs(tree.total / (size * 1e-6) - 1)
+    tree.set(everyone[::2], 0.0)
+    return drift, sum(int((tree.sample(rng, 1000) % 2 == 0).sum()) for _ in range(100))
+
+
+def verdict(measured: dict[int, dict[str, float]]) -> str:
+    """Which targets are met, with the figures. Right edges, duplicates, bad masses and stale slots are tests."""
+    found = []
+    for size, best in measured.items():
+        mine, (drift, empty) = best["ours, SumTree"], exactness(size)
+        if size in MICROSECONDS:
+            found.append((f"{size}: {mine:.1f} us, at most {MICROSECONDS[size]:g}", mine <= MICROSECONDS[size]))
+        ratio = best[AUTHORS] / mine
+        found.append((f"{size}: {ratio:.1f} x the authors' tree, at least {TREES:g}", ratio >= TREES))
+        found.append((f"{size}: drift {drift:.0e}, at most 1e-9", drift <= 1e-9))
+        found.append((f"{size}: {empty} draws without mass, none allowed", not empty))
+    return "verdict: " + "; ".join(f"{what}: {'met' if met else 'MISSED'}" for what, met in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**17, 2**20], help="entries held")
@@ -218,12 +247,14 @@ def main() -> None:
     parser.add_argument("--buffer", action="store_true", help="also PrioritizedReplay, whole trajectories")
     args = parser.parse_args()
     print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, one thread")
+    measured = {}
     for size in args.sizes:
         print(f"\n{size} entries: draw {BATCH} by priority, weights, set {BATCH}; fastest round")
-        best = measure(build_all(size, args.buffer), args.seconds)
+        best = measured[size] = measure(build_all(size, args.buffer), args.seconds)
         mine = best["ours, SumTree"]
         for name, microseconds in best.items():
             print(f"  {name:48} {microseconds:9.1f} us   {microseconds / mine:6.2f} x ours")
+    print(f"\n{verdict(measured)}")
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def rlax_calls(batch: dict) -> dict[str, tuple[Call, dict]]:
     }
 
 
-def build_all(B: int, T: int) -> dict[str, Call]:
-    """Every contestant's call, checked against ours in float64; says why one is left out."""
+def build_all(B: int, T: int) -> tuple[dict[str, Call], float]:
+    """Every contestant's call, checked against ours in float64, and our largest error; says why one is left out."""
     exact = make_batch(B, T)
     batch = single(exact)
 
@@ -137,11 +137,13 @@ def build_all(B: int, T: int) -> dict[str, Call]:
             print(f"  {package}: not installed")
         except (ImportError, RuntimeError) as error:  # compiled for another torch, say
             print(f"  {package} {version} does not load here ({error})")
+    worst = 0.0
     for name, (call, what) in calls.items():
-        error = np.abs(np.asarray(call()) - ours(exact, **what).numpy()).max()
+        error = float(np.abs(np.asarray(call()) - ours(exact, **what).numpy()).max())
+        worst = max(worst, error) if name.startswith("ours") else worst
         if not error < (2e-6 if name.startswith("ours") else 2e-5):
             raise SystemExit(f"{name} is {error} away from {what['kind']} in float64")
-    return {name: call for name, (call, _) in calls.items()}
+    return {name: call for name, (call, _) in calls.items()}, worst
 
 
 def measure(calls: dict[str, Call], seconds: float) -> dict[str, float]:
@@ -159,6 +161,21 @@ def measure(calls: dict[str, Call], seconds: float) -> dict[str, float]:
     return best
 
 
+def verdict(measured: dict[int, dict[str, float]], error: float) -> str:
+    """Which targets are met: 5 times as fast as the faster way of torchrl at T = 10 and 20, 2e-6 of float64."""
+    found = [(f"largest error {error:.1e}, at most 2e-6", error <= 2e-6)]
+    for T in sorted({10, 20} & measured.keys()):
+        for kind, way in (("vtrace", "vtrace_"), ("retrace", "td_lambda_")):
+            theirs = [us for name, us in measured[T].items() if name.startswith("torchrl") and way in name]
+            if theirs:
+                ratio = min(theirs) / measured[T][f"ours, {kind}"]
+                found.append((f"T = {T}, {kind}: {ratio:.1f} x torchrl, at least 5", ratio >= 5))
+    if len(found) == 1:
+        found.append(("torchrl at T = 10 and 20", None))
+    words = {True: "met", False: "MISSED", None: "not measured"}
+    return "verdict: " + "; ".join(f"{what}: {words[met]}" for what, met in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[10, 20, 128], help="steps of a trajectory, T")
@@ -167,12 +184,16 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread")
+    measured, error = {}, 0.0
     for T in args.lengths:
         print(f"\nB = {args.batch}, T = {T}; fastest call")
-        best = measure(build_all(args.batch, T), args.seconds)
+        calls, worst = build_all(args.batch, T)
+        best = measured[T] = measure(calls, args.seconds)
+        error = max(error, worst)
         for name, microseconds in best.items():
             mine = best["ours, vtrace" if "vtrace" in name else "ours, retrace"]
             print(f"  {name:52} {microseconds:9.1f} us   {microseconds / mine:6.2f} x ours")
+    print(f"\n{verdict(measured, error)}")
 
 
 if __name__ == "__main__":

@@ -119,3 +119,25 @@ def test_buckets_of_near_places_are_exact():
     near = relative_buckets(300, True, 32, 128)
     assert near[5, 3:8].tolist() == [2, 1, 0, 17, 18] and near[0, 299] == 31 and near[299, 0] == 15
     assert relative_buckets(300, False, 32, 128)[5, 3:8].tolist() == [2, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_shorter_table_of_buckets_is_the_corner_of_a_longer_one(both):
+    longest = relative_buckets(576, both, 32, 128)
+    for length in (*range(1, 140), 255, 256, 257, 511, 512, 575):
+        assert torch.equal(relative_buckets(length, both, 32, 128), longest[:length, :length])
+
+
+def test_texts_of_many_lengths_leave_one_table_of_buckets_a_stack():
+    network = AutoUINetwork(t5_config())
+    initialize(network, 1)
+    x = torch.zeros(1, FEATURE_DIM)
+    for length in (*range(1, 70, 4), 200, 3):
+        ids = torch.ones(1, length, dtype=torch.long)
+        with torch.inference_mode():
+            fresh = AutoUINetwork(t5_config())
+            initialize(fresh, 1)
+            assert torch.equal(network(ids, ids, x, ids), fresh(ids, ids, x, ids))
+    tables = network._buckets.values()
+    assert len(tables) == 2 and all(table.shape == (256, 256) for table in tables)
+    network(ids, ids, x, ids).sum().backward()  # they were made without gradients being recorded

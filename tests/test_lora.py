@@ -1,4 +1,4 @@
-"""LoRA: what is trained, what is published, and that actors compute with it; also bf16 actors."""
+"""LoRA: what is trained, published, and computed with by the actors; bf16 actors; heads that are tied or not."""
 
 import multiprocessing
 
@@ -7,10 +7,11 @@ import pytest
 import torch
 from test_tokenizer import PROMPTS
 
-from autoui import FEATURE_DIM
-from lora import Receiver, adapters, add_lora
+from autoui import FEATURE_DIM, initialize
+from lora import Receiver, adapters, add_lora, changed_base
 from policy import AutoUIPolicy
 from shared_weights import SharedWeights
+from tokenizer import Codec, build_tokenizer
 from worker import policy_server
 
 ACTIONS = [np.array([5, 6, 1], np.int32)] * len(PROMPTS)
@@ -95,6 +96,20 @@ def test_only_adapters_are_published_and_the_actor_has_the_learners_policy():
     torch.testing.assert_close(logprobs(actor), logprobs(learner), atol=1e-5, rtol=1e-5)
 
 
+def test_a_base_that_has_changed_is_named():
+    policy = with_lora()
+    saved = {name: p.clone() for name, p in policy.state_dict().items()}
+    with torch.no_grad():
+        for adapter in adapters(policy.network):
+            adapter.add_(1.0)
+    assert changed_base(policy, saved) == []
+    with torch.no_grad():
+        policy.network.encoder.block[0].layer[0].SelfAttention.q.base_layer.weight[0, 0] += 1e-6
+    (name,) = changed_base(policy, saved)
+    assert name.endswith("SelfAttention.q.base_layer.weight")
+    assert changed_base(small(), {}) == []  # all of its weights are published
+
+
 def test_the_saved_file_is_a_plain_policy_with_the_adapters_in_it(tmp_path):
     policy = with_lora()
     policy.save(tmp_path / "policy.safetensors")
@@ -114,6 +129,51 @@ def test_bf16_actors_keep_steps_that_bf16_weights_would_lose():
         array[index] += abs(float(start)) * 2**-12
     receiver.apply()
     assert parameter[0, 0] != start and np.isfinite(actor.act(PROMPTS, FEATURES, max_new_tokens=3).logprobs[0]).all()
+
+
+# ---------------------------------------------------------------------- from process to process
+
+
+def take(paths, shared, connection) -> None:
+    """A process: loads each file, reads what was published into it; says its log-probs, and if its head is tied."""
+    answers = []
+    for path, weights in zip(paths, shared, strict=True):
+        receiver = Receiver(AutoUIPolicy.load(path))
+        assert weights.read(receiver.arrays) == 1
+        receiver.apply()
+        network = receiver.policy.network
+        answers.append((logprobs(receiver.policy).numpy(), network.lm_head.weight is network.shared.weight))
+    connection.send(answers)
+
+
+def test_tied_and_untied_heads_survive_the_way_to_a_spawned_process(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    learners, paths, shared = [], [], []
+    for tied in (True, False):
+        codec = Codec(build_tokenizer())
+        config = dict(vocab_size=len(codec), d_model=24, d_kv=8, d_ff=48, num_layers=2, num_heads=3)
+        start, learner = (AutoUIPolicy(config | {"tie_word_embeddings": tied}, codec) for _ in range(2))
+        for seed, policy in enumerate((start, learner)):
+            initialize(policy.network, seed)
+        paths.append(tmp_path / f"{tied}.safetensors")
+        start.save(paths[-1])
+        shared.append(SharedWeights(context, sum(x.size for x in learner.published())))
+        shared[-1].publish(learner.published())
+        learners.append(learner)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=take, args=(paths, shared, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.poll(120)
+    answers = ours.recv()
+    process.join(10)
+    for (found, tied), learner, wanted in zip(answers, learners, (True, False), strict=True):
+        assert tied == wanted == torch.equal(learner.network.lm_head.weight, learner.network.shared.weight)
+        np.testing.assert_allclose(found, logprobs(learner).numpy(), atol=1e-5)
+    untied = learners[1].network  # a head that were the embedding would have been noticed
+    with torch.no_grad():
+        untied.lm_head.weight.copy_(untied.shared.weight)
+    assert np.abs(answers[1][0] - logprobs(learners[1]).numpy()).max() > 0.1
 
 
 # ---------------------------------------------------------------------- through a real policy server

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from test_checkpoints import folder_of, plain_t5, trainer_file
 from test_critics import roberta  # noqa: F401  (a fixture)
 from test_screen_features import blip2
 
-from args import Args, prepare
+from args import Args, check_transformers, prepare
 from journal import Journal
 from replay import Trajectory
 from run_distrl import load_policy, load_screen_features, load_text_encoder
@@ -83,6 +84,26 @@ def test_what_only_loading_can_tell_is_refused_with_the_flag(tmp_path, roberta):
     (tmp_path / "cut" / "config.json").write_text((roberta / "config.json").read_text())
     with pytest.raises(UsageError, match="--critic-encoder .*cut"):
         load_text_encoder(args_of(tmp_path, critic_encoder=tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("found", ["4.57.1", "5.15.9", "6.0.0", "6.0.0.dev0", None])
+def test_F13_another_transformers_is_one_error_before_anything_starts(tmp_path, monkeypatch, found):
+    def version(name):
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("args.version", version)
+    with pytest.raises(UsageError, match=f"transformers {found or 'none'} is installed, 5.16 up to below 6 .*pip inst"):
+        prepare(args_of(tmp_path))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("found", [None, "5.16", "5.16.0", "5.24.0rc1", "5.99.9"])
+def test_F13_what_requirements_txt_allows_is_taken(monkeypatch, found):
+    if found:
+        monkeypatch.setattr("args.version", lambda name: found)
+    check_transformers()  # None: the one that is installed
 
 
 @pytest.mark.parametrize("serial", [True, False])

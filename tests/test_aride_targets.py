@@ -1,0 +1,189 @@
+"""aride.py's targets: where a trajectory ends, what must not leak, extreme and bad input."""
+
+import math
+
+import pytest
+import torch
+from test_aride import actor, always, batch, cast, close, never, t
+
+import aride
+
+# ---- ends of trajectories, padding
+
+def test_c2_terminated_and_truncated():
+    base = dict(rewards=t([[0.0, 0, 1]]), values=t([[0.1, 0.2, 0.3]]), log_rho=torch.zeros(1, 3), gamma=0.5,
+                lam=1.0, mask=torch.ones(1, 3, dtype=torch.bool))
+    end = torch.tensor([[False, False, True]])
+    for f in (aride.retrace, aride.vtrace):
+        close(f(**base, next_values=t([[0.2, 0.3, 9]]), terminated=end), t([[0.25, 0.5, 1.0]]))
+        close(f(**base, next_values=t([[0.2, 0.3, 0.4]]), terminated=never(end)), t([[0.30, 0.60, 1.20]]))
+
+
+@pytest.mark.parametrize("kind", ["retrace", "vtrace"])
+def test_trajectories_that_share_a_row_do_not_leak(kind):
+    f = getattr(aride, kind)
+    arguments = batch(B=2, T=4, lengths=[4, 4])  # row 0 terminated, row 1 truncated
+    apart = f(**arguments)
+    row = {k: x.reshape(1, 8) if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
+    for order in (slice(None), slice(None, None, -1)):
+        packed = {k: x.reshape(2, 4)[[0, 1][order]].reshape(1, 8) if isinstance(x, torch.Tensor) else x
+                  for k, x in row.items()}
+        truncated = torch.zeros(2, 4, dtype=torch.bool)
+        truncated[1, 3] = True
+        truncated = truncated[[0, 1][order]].reshape(1, 8)
+        close(f(**packed, truncated=truncated).reshape(2, 4)[[0, 1][order]], apart)
+        ours = {k: packed[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
+        got = aride.advantages(**ours, targets=f(**packed, truncated=truncated), truncated=truncated)
+        theirs = {k: arguments[k] for k in ours}
+        close(got.reshape(2, 4)[[0, 1][order]], aride.advantages(**theirs, targets=apart))
+
+
+@pytest.mark.parametrize("kind", ["retrace", "vtrace"])
+def test_padding_on_either_side_changes_nothing_whatever_it_holds(kind):
+    f = getattr(aride, kind)
+    arguments = batch(B=3, T=4, lengths=[4, 4, 4])
+    for bad in (0.0, math.inf, -math.inf, math.nan):
+        padded = {}
+        for name, x in arguments.items():
+            if isinstance(x, torch.Tensor):
+                fill = bad if x.is_floating_point() else False
+                edge = torch.full((3, 3), fill, dtype=x.dtype)
+                x = torch.cat([edge, x, edge], 1)
+            padded[name] = x
+        got = f(**padded)
+        close(got[:, 3:-3], f(**arguments))
+        assert (got[:, :3] == 0).all() and (got[:, -3:] == 0).all()
+
+
+def test_a_hole_in_the_mask_separates():
+    arguments = batch(B=1, T=5, lengths=[5])
+    arguments["mask"][0, 2] = False
+    left = {k: x[:, :2] if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
+    for f in (aride.retrace, aride.vtrace):
+        close(f(**arguments)[:, :2], f(**left))
+    got = aride.discounted_returns(rewards=t([[1.0, 1, 8, 1, 1]]), mask=arguments["mask"], gamma=0.5)
+    close(got, t([[1.5, 1, 0, 1.5, 1]]))
+
+
+def test_c19_monte_carlo_return():
+    rewards = t([[0.0, 0, 0, 0, 1]])
+    got = aride.discounted_returns(rewards=rewards, mask=always(rewards), gamma=0.95)
+    close(got[0, [0, 4]], t([0.81450625, 1.0]))
+    ends = torch.tensor([[False, True, False, False, True]])
+    got = aride.discounted_returns(rewards=t([[0.0, 2, 0, 0, 1]]), mask=always(rewards), gamma=0.5, ends=ends)
+    close(got, t([[1, 2, 0.25, 0.5, 1]]))
+
+
+def test_c4_a_single_terminal_step():
+    one = t([[1.0]])
+    step = dict(rewards=one, values=t([[0.3]]), next_values=t([[9.0]]), terminated=one.bool(),
+                mask=one.bool(), gamma=0.5)
+    targets = aride.retrace(**step, log_rho=torch.zeros(1, 1), lam=1.0)
+    advantage = aride.advantages(**step, targets=targets)
+    close(targets, t([[1.0]]))
+    close(advantage, t([[0.7]]))
+    assert actor(logprob=t([[-1.0]]), advantage=advantage)[2].abs().item() == pytest.approx(0.7)
+
+
+def test_advantage_uses_the_corrected_value_of_the_next_state():
+    arguments = batch(B=4, T=6)
+    targets = aride.retrace(**arguments)
+    step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
+    got = aride.advantages(**step, targets=targets)
+    for b, i in arguments["mask"].nonzero().tolist():
+        last = i == int(arguments["mask"][b].sum()) - 1
+        after = arguments["next_values"][b, i] if last else targets[b, i + 1]
+        after = 0.0 if arguments["terminated"][b, i] else after
+        want = arguments["rewards"][b, i] + 0.9 * after - arguments["values"][b, i]
+        assert float(got[b, i]) == pytest.approx(float(want), abs=2e-6)
+    one_step = aride.advantages(**step, targets=arguments["values"])
+    close(one_step, aride.td_errors(**step))
+    # On-policy with lambda 1 both corrections agree: A_t = V_ret(s_t) - V(s_t).
+    arguments.update(lam=1.0, log_rho=torch.zeros(4, 6))
+    targets = aride.retrace(**arguments)
+    close(aride.advantages(**step, targets=targets), (targets - arguments["values"]) * arguments["mask"])
+
+
+def test_targets_and_advantages_carry_no_gradient_yet_can_be_used_in_a_loss():
+    arguments = batch()
+    for name in ("values", "next_values", "log_rho", "rewards"):
+        arguments[name] = arguments[name].clone().requires_grad_()
+    weight = torch.ones(5, 9, requires_grad=True)
+    for f in (aride.retrace, aride.vtrace):
+        targets = f(**arguments)
+        assert not targets.requires_grad and not targets.is_inference()
+        (weight * targets).sum().backward()
+    assert arguments["values"].grad is None and weight.grad.isfinite().all()
+
+
+def test_half_precision_inputs_are_widened():
+    arguments = batch()
+    half = cast(arguments, torch.bfloat16)
+    got = aride.retrace(**half)
+    assert got.dtype == torch.float32
+    close(got, aride.retrace(**cast(half, torch.float32)))
+
+
+# ---- bad input
+
+def test_c20_keyword_only_boolean_masks_and_shapes_in_the_error():
+    arguments = batch()
+    with pytest.raises(TypeError):
+        aride.retrace(arguments["rewards"])
+    with pytest.raises(ValueError, match="mask must be torch.bool, got torch.float32: pass mask.bool"):
+        aride.retrace(**arguments | {"mask": arguments["mask"].float()})
+    with pytest.raises(ValueError, match="terminated must be torch.bool"):
+        aride.vtrace(**arguments | {"terminated": arguments["terminated"].int()})
+    with pytest.raises(ValueError, match=r"rewards \(5, 8\)"):
+        aride.retrace(**arguments | {"rewards": arguments["rewards"][:, :-1]})
+    with pytest.raises(ValueError, match=r"\[B, T\]"):
+        aride.retrace(**{k: x[0] if isinstance(x, torch.Tensor) else x for k, x in arguments.items()})
+
+
+@pytest.mark.parametrize("name", ["rewards", "values", "next_values", "log_rho"])
+def test_a_true_nan_is_refused_with_its_place(name):
+    for place in ((1, 0), (1, 3)):
+        arguments = batch(lengths=[9] * 5)
+        x = arguments[name] = arguments[name].clone()
+        x[place] = math.nan
+        for f in (aride.retrace, aride.vtrace):
+            with pytest.raises(ValueError, match=rf"{name} \(5, 9\) has 1 NaN .* \[1, {place[1]}\]: nan"):
+                f(**arguments)
+
+
+def test_a_nan_value_of_a_terminal_next_state_is_ignored():
+    arguments = batch(lengths=[9] * 5)
+    arguments["next_values"] = arguments["next_values"].masked_fill(arguments["terminated"], math.nan)
+    assert aride.retrace(**arguments).isfinite().all()
+
+
+@pytest.mark.parametrize("log_rho", [-math.inf, -90.0, 90.0, math.inf])
+def test_extreme_ratios_stay_finite(log_rho):
+    arguments = batch() | {"log_rho": torch.full((5, 9), log_rho)}
+    for f in (aride.retrace, aride.vtrace):
+        assert f(**arguments).isfinite().all()
+
+
+@pytest.mark.parametrize("at", ["rewards", "values", "next_values", "log_rho", "gamma"])
+def test_masked_infinities_are_harmless_wherever_they_stand(at):
+    arguments = batch(B=2, T=6, lengths=[6, 6])
+    arguments["gamma"] = torch.full((2, 6), 0.9)
+    arguments["mask"][:, [0, 3]] = False
+    for f in (aride.retrace, aride.vtrace):
+        want = f(**arguments)
+        for bad in (math.inf, -math.inf, math.nan):
+            assert torch.equal(f(**arguments | {at: arguments[at].masked_fill(~arguments["mask"], bad)}), want)
+
+
+def test_gamma_and_lam_are_checked_and_named():
+    arguments = batch(B=2, T=3, lengths=[3, 3])
+    for changes in ({"gamma": 1.1}, {"gamma": math.nan}, {"lam": -0.1}, {"lam": 2.0}):
+        with pytest.raises(ValueError, match=r"gamma and lam must be in \[0, 1\]"):
+            aride.retrace(**arguments | changes)
+    with pytest.raises(ValueError, match=r"gamma \(3,\)"):
+        aride.vtrace(**arguments | {"gamma": torch.full((3,), 0.9)})
+    with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 6 NaN"):
+        aride.vtrace(**arguments | {"gamma": torch.full((2, 3), math.nan)})
+    step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
+    with pytest.raises(ValueError, match=r"targets \(2, 3\) has 1 NaN .*\[0, 1\]"):
+        aride.advantages(**step, targets=t([[0.0, math.nan, 0], [0, 0, 0]]))

@@ -1,0 +1,235 @@
+"""An experiment without its phones: what a resumed run goes on from, alarms, room on the disk."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_learner import TAPS, play, small
+from torch import nn
+
+import lora
+import run_distrl
+import run_folder
+from args import Args
+from policy import AutoUIPolicy
+from run_distrl import Experiment, main
+from run_folder import UsageError, check_room, make_folder
+from tasks import generate_tasks
+from tokenizer import Codec
+from worker import Episode
+
+TASKS = generate_tasks("train", 20, seed=0)
+
+
+def begin(folder, policy) -> Experiment:
+    """A run in `folder`, which is made when it is not there."""
+    args = Args()
+    args.algorithm = dataclasses.replace(args.algorithm, learning_starts=1, critic_warmup=0, batch_trajectories=2)
+    if not folder.exists():
+        make_folder(folder.parent, folder.name, args)
+    return Experiment(args, folder, TASKS, TASKS, policy)
+
+
+def journal(run: Experiment, trajectories) -> None:
+    for trajectory in trajectories:
+        info = {"worker": 0, "reason": "", "serial": "x"}
+        run.on_trajectory(Episode(TASKS[0], seed=0), dataclasses.replace(trajectory, info=info).to_bytes())
+    run.journal.close()
+    run.journal = None
+
+
+def adapters_by_hand(policy, rank, seed=0) -> None:
+    """What `add_lora` makes, as far as a resumed run looks at it; needs no peft."""
+    for _, m in lora._adapted(policy.network):
+        for name, columns, rows in (("lora_A", m.in_features, rank), ("lora_B", rank, m.out_features)):
+            setattr(m, name, nn.ModuleDict({"default": nn.Linear(columns, rows, bias=False)}))
+    for name, p in policy.network.named_parameters():
+        p.requires_grad_("lora_" in name)
+
+
+# ---- weights without the rest
+
+
+def test_F8_weights_alone_load_for_evaluation_and_a_resumed_run_warns_and_starts_its_optimiser_anew(tmp_path, capsys):
+    folder, policy, trained = tmp_path / "run", small(), small(seed=1)
+    first = begin(folder, policy)
+    journal(first, (play(policy, True, actions=TAPS[:1], seed=i) for i in range(3)))
+    for _ in range(3):
+        first.receive()
+        first.learner.update()
+    trained.save(folder / "policy.safetensors")  # and no checkpoint: they were deleted
+    assert first.learner.policy_optimizer.state_dict()["state"]
+
+    resumed = begin(folder, small())
+    resumed.load()
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert f"no checkpoint in {folder}: going on from the weights of {folder}/policy.safetensors" in said
+    assert "optimisers, critics, priorities and random streams start anew" in said
+    assert all(torch.equal(a, b) for a, b in zip(resumed.policy.parameters(), trained.parameters(), strict=True))
+    assert not resumed.learner.policy_optimizer.state_dict()["state"] and resumed.learner.updates == 0
+    assert (resumed.trajectories, len(resumed.learner.replay), resumed.version) == (3, 3, 1)
+    resumed.learner.update()  # and it learns
+
+    loaded = AutoUIPolicy.load(folder / "policy.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), trained.parameters(), strict=True))
+
+
+def test_F8_a_whole_checkpoint_goes_before_weights_alone_and_nothing_is_warned_of(tmp_path, capsys):
+    folder, policy = tmp_path / "run", small()
+    first = begin(folder, policy)
+    journal(first, [play(policy, True, actions=TAPS[:1])])
+    first.receive()
+    first.learner.update()
+    first.save()
+    small(seed=1).save(folder / "policy.safetensors")
+    resumed = begin(folder, small(seed=2))
+    resumed.load()
+    assert "warning" not in capsys.readouterr().out
+    assert all(torch.equal(a, b) for a, b in zip(resumed.policy.parameters(), policy.parameters(), strict=True))
+    assert resumed.learner.policy_optimizer.state_dict()["state"] and resumed.learner.updates == 1
+
+
+def test_F8_weights_of_another_size_are_refused(tmp_path):
+    begin(tmp_path / "run", small())
+    small(d_model=48).save(tmp_path / "run" / "policy.safetensors")
+    resumed = begin(tmp_path / "run", small())
+    with pytest.raises(ValueError, match=r"another policy size.*, 48\) in the file, .*, 32\) here"):
+        resumed.load()
+    adapters_by_hand(resumed.policy, 2)
+    with pytest.raises(ValueError, match="policy.safetensors has the adapters added in: start a new run with it"):
+        resumed.load()
+
+
+# ---- what --policy names must be what it was
+
+
+@pytest.fixture
+def with_adapters(tmp_path, monkeypatch):
+    """A run with LoRA that has saved a checkpoint; base.safetensors is its --policy."""
+    monkeypatch.setattr("lora.add_lora", adapters_by_hand)
+    monkeypatch.setattr("args.find_spec", lambda name: True)
+    small().save(tmp_path / "base.safetensors")
+    args = Args()
+    args.run.runs_dir, args.policy.policy, args.policy.lora = tmp_path, tmp_path / "base.safetensors", 2
+    folder = make_folder(tmp_path, "run", args)
+    policy, _ = run_distrl.load_policy(args)
+    Experiment(args, folder, TASKS, TASKS, policy).save()
+    return folder
+
+
+def resume(folder, monkeypatch) -> int:
+    """`python run_distrl.py --resume FOLDER`; it must not get as far as the phones."""
+    monkeypatch.setattr("phone_source.phone_source", lambda *a, **k: pytest.fail("phones are started"))
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(folder)])
+    return main()
+
+
+def test_a_base_of_adapters_that_has_changed_is_one_error_before_anything_starts(with_adapters, monkeypatch, capsys):
+    changed = small()
+    with torch.no_grad():
+        changed.network.gate_dense.bias[0] += 1e-3
+        changed.network.shared.weight[5] *= 1.01
+    changed.save(with_adapters.parent / "base.safetensors")
+    assert resume(with_adapters, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --resume {with_adapters}: --policy has other weights than the run began with (2 ")
+    assert "network.shared.weight" in said and "network.gate_dense.bias" in said and said.count("\n") == 1
+    assert "put the old file back" in said
+
+
+def test_an_unchanged_base_goes_on(with_adapters, monkeypatch):
+    with pytest.raises(pytest.fail.Exception, match="phones are started"):
+        resume(with_adapters, monkeypatch)
+
+
+def test_another_tokenizer_is_refused_whether_weights_are_published_or_not():
+    from learner import Learner
+
+    policy, other = small(), small()
+    saved = json.loads(other.codec.to_json())
+    words = saved["tokenizer"]["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    other.codec = Codec.from_json(json.dumps(saved))
+    one, two = (Learner(p, Args().algorithm) for p in (policy, other))
+    assert policy.codec.prompt_ids("a") != other.codec.prompt_ids("a")
+    with pytest.raises(ValueError, match="another tokenizer than the run began with: put the old one back"):
+        two.load_state_dict(one.state_dict(), None)
+    older = {name: part for name, part in one.state_dict().items() if name != "vocabulary"}
+    two.load_state_dict(older, None)  # of a version that did not save it
+
+
+# ---- alarms
+
+
+def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
+    run = begin(tmp_path / "run", small())
+    run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0)
+    row = {"success": False, "return": 0.0, "length": 3, "lag": 1.0, "at": 0.0, "seconds": 1.0, "policy_seconds": 0.5,
+           "server_batch": 1.0}  # fmt: skip
+
+    def warnings(invalid: float, ratio: float) -> list[str]:
+        run.recent.clear()
+        run.recent.append(row | {"invalid": invalid})
+        run.update_metrics = {"stats/rho_max": ratio}
+        run.log(1.0, 60.0)
+        return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+
+    bound = math.exp(20.0)
+    assert warnings(0.5, 3e6) == []
+    (said,) = warnings(0.62, 3e6)
+    assert "62% of the last actions could not be parsed" in said and "lower --learning-rate" in said
+    assert warnings(0.9, 3e6) == []  # it was said
+    (said,) = warnings(0.9, bound)
+    assert "an importance ratio reached its bound" in said
+    assert warnings(0.1, 1.0) == [] and len(warnings(0.9, bound)) == 2  # over, then there again
+    run.learner.skipped = 1
+    (said,) = warnings(0.9, bound)
+    assert "1 updates left out, as something was not finite" in said
+    run.learner.skipped = 2
+    assert len(warnings(0.9, bound)) == 1
+
+
+# ---- room on the disk
+
+
+def test_a_checkpoint_is_as_large_as_was_said(tmp_path):
+    policy = small()
+    run = begin(tmp_path / "run", policy)
+    said = run.learner.checkpoint_bytes()
+    journal(run, [play(policy, True, actions=TAPS[:1])])
+    run.receive()
+    run.learner.update()  # from now on there are moments to save
+    assert run.save().stat().st_size == pytest.approx(said, rel=0.1)
+    assert run.learner.checkpoint_bytes() == said
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_one_error_with_the_bytes(tmp_path, monkeypatch, capsys):
+    usage = run_folder.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: usage._replace(free=510_000_000))
+    small().save(tmp_path / "p.safetensors")
+    size = begin(tmp_path / "other", small()).learner.checkpoint_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("phone_source.phone_source", lambda *a, **k: pytest.fail("phones are started"))
+        patch.setattr("run_folder.KEPT", 40)  # as for a policy twenty times as large
+        flags = ["--policy", str(tmp_path / "p.safetensors"), "--runs-dir", str(tmp_path / "runs")]
+        patch.setattr("sys.argv", ["run_distrl.py", *flags])
+        assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --runs-dir ") and said.count("\n") == 1
+    assert f"checkpoints of {size:,} bytes" in said and "510,000,000 are free" in said
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_room_for_a_base_size_network_counts_what_a_resumed_run_has_already(tmp_path, monkeypatch):
+    usage = run_folder.shutil.disk_usage(tmp_path)
+    free = 9_499_999_999
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: usage._replace(free=free))
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"9,500,000,000 bytes are needed \(3 checkpoints of 3,000,000,000 bytes"):
+        check_room(run, 3_000_000_000)
+    (run / "checkpoints" / "1.pt").write_bytes(b"x")
+    check_room(run, 3_000_000_000)
