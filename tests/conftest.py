@@ -36,7 +36,7 @@ PROGRAMS = ("test_run", "test_phone_run", "test_policy_flags", "test_judged_run"
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Who shares a process: tests of a file, whose phones are started once; those with emulators, whose ports are few."""
+    """Who shares a process: tests of a file, whose phones start once; those with emulators, whose ports are few."""
     items.sort(key=lambda item: (PROGRAMS.index(item.path.stem) if item.path.stem in PROGRAMS else len(PROGRAMS)))
     for item in items:
         group = item.name if item.path.stem in ("test_run", "test_policy_flags") else item.path.stem
@@ -75,6 +75,7 @@ def sdk(tmp_path_factory):
     launcher.chmod(0o755)
     (folder / ".android" / "avd" / "test.avd" / "snapshots" / "default_boot").mkdir(parents=True)
     (folder / ".android" / "avd" / "test.ini").write_text("target=android-30\n")
+    (folder / ".android" / "avd" / "test.avd" / "config.ini").write_text("hw.cpu.ncore=1\nhw.ramSize = 64M\n")
     return {"HOME": str(folder), "PATH": f"{launcher.parent}:{os.environ['PATH']}"}
 
 
