@@ -325,7 +325,7 @@ class SerialPool:
     Slower, but repeatable bit for bit for a seed (on phones without latency), and a debugger can step through it.
     """
 
-    alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
+    alive, restarts, phone_restarts, server_restarts, error, last_error = 1, 0, 0, 0, None, ""
     pids: tuple[int, ...] = ()
 
     def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None,

@@ -20,13 +20,12 @@ import shlex
 import socket
 import struct
 import time
-import zlib
 from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 
-from ui_state import UiState, parse_focus, parse_ui
+from ui_state import UiState, extract_png, is_locked, parse_focus, parse_ui
 
 
 class AndroidEnvError(RuntimeError):
@@ -52,12 +51,19 @@ class AdbTimeout(AndroidEnvError):
 class ScreenshotError(AndroidEnvError):
     """`screencap` gave no whole PNG, several times in a row."""
 
+
+class ScreenLocked(AndroidEnvError):
+    """Its lock screen is shown: what a policy does there says nothing about it."""
+
 _LOST, _CHECK = "connection lost in the middle of a command", "check the phone and `adb devices`"
 NETWORK_SERIAL = re.compile(r"[\w.\-\[\]:%]+:\d+")
 EMULATOR_SERIAL = re.compile(r"emulator-(\d+)")
-_WAKEUP, _SERVER_TIMEOUT = 224, 3.0             # key code; s that a server which is started again needs
-_FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'"
+_SERVER_TIMEOUT, _UP_TIMEOUT = 3.0, 3.0         # s that a server needs to be back; a keyboard, a home screen to be up
+_WAKE = "input keyevent 224; wm dismiss-keyguard"
+LOCK_COMMAND = "dumpsys window | grep -E 'Lockscreen=|isKeyguardShowing='"
+_FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='"
 _ADB_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+_KEYBOARD_FILE = "/data/local/tmp/distrl-keyboard"  # on the phone: the keyboard that was set before
 
 
 class _Exchange:
@@ -162,23 +168,6 @@ def input_commands(text: str) -> list[str]:
     return commands
 
 
-def extract_png(data: bytes) -> bytes:
-    """The PNG in `data`, from its signature to IEND, every chunk's checksum right; else a ValueError."""
-    start = data.find(b"\x89PNG\r\n\x1a\n")
-    if start < 0:
-        raise ValueError(f"no PNG signature in {len(data)} bytes {data[:60]!r}")
-    at, kind = start + 8, b""
-    while kind != b"IEND":
-        if at + 12 > len(data):
-            raise ValueError(f"PNG cut off after {len(data) - start} bytes")
-        size, kind = struct.unpack_from(">I4s", data, at)
-        end = at + 12 + size
-        if end > len(data) or zlib.crc32(data[at + 4:end - 4]) != struct.unpack_from(">I", data, end - 4)[0]:
-            raise ValueError(f"PNG chunk {kind!r} of {size} bytes is cut off or damaged")
-        at = end
-    return data[start:at]
-
-
 class AdbPhone:
     """A phone behind an adb server: `emulator-5554`, `192.168.1.5:5555`, `R58M...`. Every command is one
     exchange with the server, ends within `timeout` seconds, and raises an `AndroidEnvError` when the phone is
@@ -235,7 +224,7 @@ class AdbPhone:
                 with Image.open(io.BytesIO(extract_png(self.exec_out("screencap -p")))) as image:
                     pixels = np.asarray(image.convert("RGB"))       # convert loads it whole
                 if not pixels[::8, ::8].any() and not pixels.any():
-                    self.shell(f"input keyevent {_WAKEUP}; wm dismiss-keyguard")
+                    self.shell(_WAKE)
                     raise ValueError("all black: it is asleep or locked, or shows a secure window")
                 self._check_size(pixels.shape[1], pixels.shape[0])
                 return pixels
@@ -266,13 +255,14 @@ class AdbPhone:
         return self._size
 
     def ui(self, attempts: int = 3) -> UiState:
-        """What the screen holds, in one exchange: the focused window and its visible nodes."""
+        """What the screen holds, in one exchange: the focused window and its visible nodes. ScreenLocked."""
         why = ""
         for _ in range(attempts):
             where = "/dev/tty"
             if self._dump_to_file:
                 where = "/sdcard/window_dump.xml >/dev/null && cat /sdcard/window_dump.xml"
             out, err, _ = self.run(f"{_FOCUS_COMMAND}; uiautomator dump {where}")
+            self._require_unlocked(out.partition(b"<hierarchy")[0].decode("utf-8", "replace"))
             try:
                 return parse_ui(out)
             except ValueError as error:
@@ -284,8 +274,23 @@ class AdbPhone:
                               "try `adb shell uiautomator dump`; screens that never rest cannot be read")
 
     def foreground(self) -> tuple[str, str, str]:
-        """(package, activity, package of the app under a dialog), "" where unknown. Much cheaper than `ui`."""
-        return parse_focus(self.shell(_FOCUS_COMMAND))
+        """(package, activity, package of the app under a dialog), "" where unknown. Cheaper than `ui`. ScreenLocked."""
+        text = self.shell(_FOCUS_COMMAND)
+        self._require_unlocked(text)
+        return parse_focus(text)
+
+    def _require_unlocked(self, text: str) -> None:
+        if is_locked(text):
+            raise ScreenLocked(self.serial, "its screen is locked",
+                               "unlock it, and set its screen lock to none or swipe: nobody can enter a PIN for you")
+
+    def unlock(self) -> None:
+        """Wakes it and puts its lock screen away. ScreenLocked: a PIN, a pattern or a password keeps it."""
+        self.shell(_WAKE)
+        deadline = time.monotonic() + _UP_TIMEOUT
+        while time.monotonic() < deadline and is_locked(self.shell(LOCK_COMMAND)):
+            time.sleep(0.1)                             # it slides away
+        self.foreground()
 
     def tap(self, x: int, y: int) -> None:
         self.shell(f"input tap {x} {y}", check=True)
@@ -318,11 +323,20 @@ class AdbPhone:
 
     def _use_adb_keyboard(self) -> None:
         """Sets it, and waits until it is up (3 s at most): a broadcast that comes too early is lost."""
-        if _ADB_KEYBOARD not in self.shell("settings get secure default_input_method"):
-            self.shell(f"ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}", check=True)
-            deadline, up = time.monotonic() + 3, re.compile(r"mCur(Method)?Id=" + re.escape(_ADB_KEYBOARD))
+        current = "settings get secure default_input_method"
+        if _ADB_KEYBOARD not in self.shell(current):
+            keep = f"{current} > {_KEYBOARD_FILE}"      # for `restore_keyboard`
+            self.shell(f"{keep} && ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}", check=True)
+            deadline, up = time.monotonic() + _UP_TIMEOUT, re.compile(r"mCur(Method)?Id=" + re.escape(_ADB_KEYBOARD))
             while not up.search(self.shell("dumpsys input_method")) and time.monotonic() < deadline:
                 time.sleep(0.1)
+
+    def restore_keyboard(self) -> None:
+        """Sets the keyboard again that was there before ADBKeyBoard: noted on the phone, as a run may be killed."""
+        found = self.shell(f"cat {_KEYBOARD_FILE} 2>/dev/null && settings get secure default_input_method", 10).split()
+        if found:
+            back = f"ime set {shlex.quote(found[0])} || ime reset; " * (len(found) == 2 and _ADB_KEYBOARD in found[1])
+            self.shell(f"{back}rm -f {_KEYBOARD_FILE}", timeout=10)
 
     @property
     def virtual(self) -> bool:

@@ -37,15 +37,17 @@ from typing import Any
 import numpy as np
 
 from adb_phone import (  # noqa: F401  (the phone's names are part of this module's interface)
+    LOCK_COMMAND,
     AdbPhone,
     AdbTimeout,
     AndroidEnvError,
     DeviceOffline,
     DeviceUnauthorized,
+    ScreenLocked,
     ScreenshotError,
     list_devices,
 )
-from ui_state import Node, UiState  # noqa: F401
+from ui_state import Node, UiState, is_locked  # noqa: F401
 
 KINDS = ("DUAL_POINT", "TYPE", "PRESS_BACK", "PRESS_HOME", "PRESS_ENTER", "STATUS_TASK_COMPLETE",
          "STATUS_TASK_IMPOSSIBLE")
@@ -100,6 +102,12 @@ def parse_action(text: str) -> Action:
             return Action("INVALID", reason=f"{name} {point[:40]!r} is outside [0, 1]")
         points.append((y, x))
     return Action(kind, points[0], points[1], typed)
+
+
+def shown_action(text: str) -> str:
+    """What prompts and judges are told of a model's `text`: its action, no more; or its beginning when it is none."""
+    action = parse_action(text)
+    return text[:300] if action.kind == "INVALID" else format_action(action)
 
 
 def make_prompt(instruction: str, last_action_text: str = "") -> str:
@@ -239,7 +247,10 @@ class AndroidEnv:
                 self._installed = installed
             if self.reset_mode == "clear":
                 commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
-        out = self.phone.shell("dumpsys activity activities | grep -E 'Hist'")       # also apps that a dialog hides
+        # Also apps that a dialog hides; and whether the screen is locked, which is looked at again with each judgement.
+        out = self.phone.shell(f"dumpsys activity activities | grep -E 'Hist'; {LOCK_COMMAND}")
+        if is_locked(out):
+            self.phone.unlock()
         self._touched.update(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
         if self._first:                                  # whatever is in front was left there by someone else
             package, _, app = self.phone.foreground()
@@ -272,7 +283,7 @@ class AndroidEnv:
             return obs, 0.0, terminated, truncated, info
         started = time.monotonic()
         action = parse_action(action_text)
-        text = action_text[:300] if action.kind == "INVALID" else format_action(action)
+        text = shown_action(action_text)
         self._repeats = self._repeats + 1 if self._actions and self._actions[-1] == text else 0
         self._actions.append(text)
         if action.kind != "INVALID":                    # the prompt's last action is one that was done

@@ -15,10 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from evaluator import JudgeConfig, check
-from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient
+from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient, url_problem
 from judge_ledger import Ledger, Stopped
 from run_folder import RunStopped, UsageError, check_range, make_folder
 from screen_features import FEATURE_DIM, check_feature_dim
@@ -318,11 +317,8 @@ def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:
     given = [name for name, value in vars(judge).items() if name != "judge" and value != getattr(JudgeArgs, name)]
     if judge.judge == "rules" and given:
         raise UsageError(f"--{given[0].replace('_', '-')}: rules need no model: add --judge gemini or openai")
-    parts = urlsplit(judge.judge_url)
-    if judge.judge_url and not (parts.scheme in ("http", "https") and parts.hostname):
-        raise UsageError(f"--judge-url {judge.judge_url}: an address like http://127.0.0.1:8000 is needed")
-    if parts.username or parts.password or parts.query:  # it is saved in config.json and shown
-        raise UsageError("--judge-url: no password, key or query in it: keys come from the environment")
+    if problem := url_problem(judge.judge_url):
+        raise UsageError(f"--judge-url{problem}")
     return JudgeConfig(
         judge.judge, judge.judge_model or DEFAULT_MODELS.get(judge.judge, ""), judge.judge_url, judge.judge_rpm,
         judge.max_judge_calls, judge.judge_votes, judge.validity_judge,

@@ -27,7 +27,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from evaluator import JudgeConfig, Verdict, VisionJudge, encode_screen
-from judge_clients import DEFAULT_MODELS, MissingClient
+from judge_clients import DEFAULT_MODELS, MissingClient, url_problem
 from judge_ledger import cost
 from report import wilson_interval
 from run_folder import UsageError
@@ -274,6 +274,8 @@ def parse_judge(text: str, **options) -> JudgeConfig:
     kind, _, model = rest.partition(":")
     if kind not in ("rules", *DEFAULT_MODELS):
         raise UsageError(f"--judge {text}: it begins with rules, gemini or openai, as in openai:MODEL@http://HOST:PORT")
+    if problem := url_problem(url):
+        raise UsageError(f"--judge {kind}:{model}@URL{problem}")
     return JudgeConfig(kind, model or DEFAULT_MODELS.get(kind, ""), url, **options)
 
 
@@ -285,15 +287,16 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--rejudge", type=Path, metavar="RUN", help="settle the run's trajectories without a verdict")
     parser.add_argument("--judge", nargs="+", default=[], metavar="KIND[:MODEL][@URL]",
                         help="default: rules; for --rejudge the run's own")
-    parser.add_argument("--judge-rpm", type=float, default=0.0, help="calls a minute at most; 0: no limit")
-    parser.add_argument("--max-judge-calls", type=int, default=0, help="stop asking after so many; 0: no limit")
-    parser.add_argument("--judge-votes", type=int, default=1, help="answers asked for a screen")
+    parser.add_argument("--judge-rpm", type=float, help="calls a minute at most; 0, the default: no limit")
+    parser.add_argument("--max-judge-calls", type=int, help="stop asking after so many; 0, the default: no limit")
+    parser.add_argument("--judge-votes", type=int, help="answers asked for a screen; default: 1")
     parser.add_argument("--number", type=int, default=120, help="screens to make")
     parser.add_argument("--seed", type=int, default=0, help="of the screens to make")
     args = parser.parse_args(arguments)
     limits = {"rpm": args.judge_rpm, "max_calls": args.max_judge_calls, "votes": args.judge_votes}
+    limits = {name: value for name, value in limits.items() if value is not None}  # those that were given
     try:
-        if min(args.judge_rpm, args.max_judge_calls) < 0 or min(args.judge_votes, args.number) < 1:
+        if not (min(limits.get("rpm", 0), limits.get("max_calls", 0)) >= 0 < min(limits.get("votes", 1), args.number)):
             raise UsageError("--judge-rpm and --max-judge-calls: at least 0, --judge-votes and --number: at least 1")
         if args.calibrate_sim:
             counts = make_sim_folder(args.calibrate_sim, args.number, args.seed)
@@ -314,29 +317,32 @@ def _ready(config: JudgeConfig) -> VisionJudge:
     return judge
 
 
-def _tell(judge: VisionJudge) -> None:
+def _tell(judge: VisionJudge, name: str) -> None:
     """What its calls cost, and why it stopped, if it did."""
-    print(f"{judge.config.name}: {cost(judge.ledger.summary())} so far")
+    print(f"{name}: {cost(judge.ledger.summary())} so far")
     if stopped := judge.ledger.stopped():
         print(f"  it takes no more calls ({stopped.kind}): {stopped.reason}")
 
 
 def _calibrate(folder: Path, names: list[str], limits: dict) -> None:
-    judges, models = {}, []
-    for name in names:
-        # A ledger each: a spent quota stops its own judge only.
-        file = re.sub(r"\W+", "-", "judge-" + name.partition("@")[0])
-        config = parse_judge(name, ledger=str(folder / f"{file}.sqlite"), **limits)
+    judges, models = {}, {}
+    configs = list(dict.fromkeys(parse_judge(name, **limits) for name in names))
+    for config in configs:
+        # One model on two servers is two judges, for the table and for the answers that are kept.
+        twice = sum(other.name == config.name for other in configs) > 1
+        name = f"{config.name}@{config.url}" if twice else config.name
         if config.kind == "rules":
-            judges[config.name] = by_rule
+            judges[name] = by_rule
         else:
             read_samples(folder)  # before anything is asked
-            models.append(_ready(config))
-            judges[config.name] = by_model(models[-1])
+            # A ledger each: a spent quota stops its own judge only.
+            file = "judge-" + re.sub(r"[^\w.:-]+", "-", f"{config.name} {config.url}".strip())
+            models[name] = _ready(replace(config, ledger=str(folder / f"{file}.sqlite")))
+            judges[name] = by_model(models[name])
     print(table(calibrate(folder, judges)))
     print(f"Look at {folder / 'calibration.png'} and {folder / 'verdicts.csv'}.")
-    for judge in models:
-        _tell(judge)
+    for name, judge in models.items():
+        _tell(judge, name)
 
 
 def _rejudge(args, limits: dict) -> None:
@@ -347,9 +353,8 @@ def _rejudge(args, limits: dict) -> None:
     run = args.rejudge
     config = judge_config(read_args(run, Args).judge, run)
     if args.judge:
-        config = parse_judge(args.judge[0], ledger=str(run / "judge.sqlite"), **limits)
-    elif args.max_judge_calls:
-        config = JudgeConfig(**vars(config) | {"max_calls": args.max_judge_calls})
+        config = parse_judge(args.judge[0], ledger=str(run / "judge.sqlite"))
+    config = replace(config, **limits)
     if config.kind == "rules":
         raise UsageError(f"--rejudge {run}: its judge is the rules, which say the same again: name one with --judge")
     if not (run / "journal.sqlite").is_file():
@@ -358,4 +363,4 @@ def _rejudge(args, limits: dict) -> None:
     counts = settle(run, judge)
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items())) or "none was without a verdict"
     print(f"{run}: {told}. The next `python run_distrl.py --resume {run}` trains on those with a verdict.")
-    _tell(judge)
+    _tell(judge, config.name)

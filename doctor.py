@@ -107,7 +107,7 @@ def sourced_rows(args: Args, name: str, count: int) -> Iterator[Row]:
 
 
 def emulator_rows(args: Args) -> Iterator[Row]:
-    from emulator import EmulatorError, acceleration_problem, find_emulator, list_avds
+    from emulator import EmulatorError, acceleration_problem, find_emulator, how_many_fit, list_avds
 
     avd = args.phones.avd
     try:
@@ -121,18 +121,20 @@ def emulator_rows(args: Args) -> Iterator[Row]:
     yield Row("avd", avd in known, f"{avd} of {', '.join(known) or 'none'}", remedy)
     problem = acceleration_problem(executable)
     yield Row("acceleration", not problem, "none" if problem else "the emulator can use it", problem)
-    if avd in known and not problem:
+    fit, why = how_many_fit(avd, args.phones.num_workers)
+    remedy = "" if fit else "end other programs, or lower hw.ramSize in the AVD's config.ini"
+    yield Row("memory", bool(fit), f"for {fit} of {args.phones.num_workers} emulators: {why}", remedy)
+    if avd in known and fit and not problem:
         yield from sourced_rows(args, "boot", 1)
 
 
 def device_rows(args: Args) -> Iterator[Row]:
     """A row for each server, and for each phone on it or named."""
-    from phone_source import attached, server_addresses, start_server
+    from phone_source import each_once, named, reach, server_addresses, start_server
 
-    wanted = [serial for serial in args.phones.devices if serial != "all"]
-    seen, usable = set(), []
-    addresses = server_addresses(args.phones)
-    for host, port in addresses:
+    wanted = list(dict.fromkeys(serial for serial in args.phones.devices if serial != "all"))
+    servers, usable = [], []
+    for host, port in server_addresses(args.phones):
         try:
             started = not args.phones.adb_server and start_server(port)
             states = list_devices(host, port)
@@ -140,27 +142,33 @@ def device_rows(args: Args) -> Iterator[Row]:
             remedy = "is it up, and started with `adb -a` when it is another machine's?"
             yield Row(f"adb server {host}:{port}", False, str(error), remedy)
             continue
+        servers.append((host, port, states))
         yield Row(f"adb server {host}:{port}", True, f"{len(states)} devices" + ", just started" * started)
-        for serial, state in states.items():
-            if state == "device" and (serial in wanted or not wanted):
-                seen.add(serial)
-                usable.append(AdbPhone(serial, host, port, timeout=10))
-            elif serial in wanted or not wanted:
-                seen.add(serial)
-                remedy = REMEDIES.get(state, "see `adb devices -l`")
-                yield Row(serial, False, state, remedy)
-    for serial in wanted:
-        if serial not in seen:
-            host, port = addresses[0]
-            try:
-                attached(AdbPhone(serial, host, port, timeout=10))
-                usable.append(AdbPhone(serial, host, port, timeout=10))
-            except (UsageError, AndroidEnvError) as error:
-                yield Row(serial, False, "not found", str(error))
+    for serial in wanted if servers else ():  # as a run does
+        try:
+            reach(serial, wanted.index(serial), servers)
+        except (UsageError, AndroidEnvError) as error:
+            state = next((states[serial] for *_, states in servers if serial in states), "not found")
+            yield Row(serial, False, state, str(error))
+    for host, port, states in servers:
+        usable += [
+            AdbPhone(serial, host, port, timeout=10)
+            for serial, state in states.items()
+            if state == "device" and (serial in wanted or not wanted)
+        ]
+        for serial, state in states.items() if not wanted else ():
+            if state != "device":
+                yield Row(serial, False, state, REMEDIES.get(state, "see `adb devices -l`"))
+    try:
+        usable, again = each_once(usable)
+        for phone, same in again:
+            yield Row(named(phone, same), True, f"the same phone as {named(same, phone)}: not used twice")
+    except AndroidEnvError:
+        pass  # its own row says what is wrong with it
     if usable:
         with ThreadPoolExecutor(len(usable)) as pool:
             yield from pool.map(lambda phone: device_row(phone, args.phones.allow_offline), usable)
-    elif not seen and not wanted:
+    elif not wanted and not any(states for *_, states in servers):
         yield Row("devices", False, "none", "plug a phone in with USB debugging on, or start an emulator")
 
 
@@ -172,6 +180,7 @@ def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
         if "1" not in phone.shell("getprop sys.boot_completed").split():
             return Row(phone.serial, False, "device, not booted", "wait for its home screen")
         width, height = phone.size
+        phone.unlock()
         began = time.monotonic()
         phone.screenshot()
         milliseconds = 1000 * (time.monotonic() - began)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,11 +35,13 @@ from typing import IO
 import adbutils
 
 from adb_phone import EMULATOR_SERIAL, AdbPhone, AndroidEnvError, DeviceOffline, list_devices
+from judge_clients import without_keys
 
 FIRST_PORT, MOST, PER_SERVER = 5554, 64, 15
 BOOT_SECONDS = 300.0  # a cold boot takes minutes, and a snapshot may be one that this emulator cannot load
 SNAPSHOT = "default_boot"  # what the emulator itself saves when an AVD is closed
 _SERVER_SECONDS = 20.0
+OWN_MEMORY = 512  # MB that an emulator takes besides its phone's; an estimate
 
 # The child's guard: ends it when the one who started both closes the pipe, or dies.
 _GUARD = """
@@ -106,14 +109,19 @@ def find_emulator() -> str:
     raise EmulatorError("no `emulator`: install the Android SDK's, and put it on the PATH or set ANDROID_HOME")
 
 
+def _ask(executable: str, question: str) -> subprocess.CompletedProcess:
+    command, options = [executable, question], dict(capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=without_keys(), **options)
+
+
 def list_avds(executable: str) -> list[str]:
-    done = subprocess.run([executable, "-list-avds"], capture_output=True, text=True, timeout=30, check=False)
+    done = _ask(executable, "-list-avds")
     return [line.strip() for line in done.stdout.splitlines() if line.strip() and not line.startswith("INFO")]
 
 
 def acceleration_problem(executable: str) -> str:
     """"" when the emulator can use the machine's virtualisation, else what it says and what to do."""
-    done = subprocess.run([executable, "-accel-check"], capture_output=True, text=True, timeout=30, check=False)
+    done = _ask(executable, "-accel-check")
     if done.returncode == 0:
         return ""
     said = [line for line in done.stdout.splitlines() if line not in ("accel", "accel:") and not line.isdigit()]
@@ -121,6 +129,35 @@ def acceleration_problem(executable: str) -> str:
         f"{' '.join(said) or 'no hardware acceleration'}: an emulator without it takes for ever; on Linux enable "
         "virtualisation in the BIOS, load kvm (`modprobe kvm_intel` or `kvm_amd`) and join the group of /dev/kvm"
     )
+
+
+def avd_memory(avd: str) -> int:
+    """MB that one emulator of this AVD takes: its phone's (`hw.ramSize`; 2048 when it does not say) and its own."""
+    home = Path(os.environ.get("ANDROID_AVD_HOME") or Path.home() / ".android" / "avd")
+    try:
+        elsewhere = re.search(r"^path\s*=\s*(.+)", (home / f"{avd}.ini").read_text(), re.MULTILINE)
+        folder = Path(elsewhere[1].strip()) if elsewhere else home / f"{avd}.avd"
+        size = re.search(r"^hw\.ramSize\s*=\s*(\d+)\s*(G?)", (folder / "config.ini").read_text(), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        size = None
+    return OWN_MEMORY + (int(size[1]) * (1024 if size[2] else 1) if size else 2048)
+
+
+def free_memory() -> int | None:
+    """MB that programs can still have without swapping; None where the system does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) // 1024 if found else None
+
+
+def how_many_fit(avd: str, count: int) -> tuple[int, str]:
+    """How many emulators of this AVD, `count` at most, the free memory is enough for; and those numbers in words."""
+    each, free = avd_memory(avd), free_memory()
+    if free is None:
+        return count, f"about {each:,} MB each"
+    return min(count, free // each), f"about {each:,} MB each, {free:,} MB free"
 
 
 def emulator_argv(executable: str, avd: str, port: int) -> list[str]:
@@ -182,7 +219,7 @@ class _Guarded:
     """A child process behind a guard, its output in a file."""
 
     def __init__(self, argv: list[str], log: Path, environment: dict[str, str]):
-        self.argv, self.log, self.environment = argv, log, os.environ | environment
+        self.argv, self.log, self.environment = argv, log, without_keys() | environment
         self.start()
 
     def start(self) -> None:

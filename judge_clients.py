@@ -59,6 +59,26 @@ class MissingClient(Exception):
     """The judge cannot be built: no key, no SDK, no model; the text says what to do."""
 
 
+SECRET = re.compile(r"(^|_)(API_?KEYS?|KEY|(TOKEN|SECRET|PASSWORD|CREDENTIAL)S?)(?![A-Z])", re.IGNORECASE)
+
+
+def without_keys() -> dict[str, str]:
+    """This process's environment for a program that judges nothing: without what is named like a key or a password."""
+    return {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+
+
+def url_problem(url: str) -> str:
+    """What is wrong with a server's address, to be put behind the name of its flag; "" when nothing is."""
+    if re.search("[@?#]", url):  # it is saved in config.json and shown
+        return ": no password, key or query in it: keys come from the environment"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", url)
+    except ValueError:  # half a bracket; a port that is no number
+        whole = False
+    return "" if whole or not url else f" {' '.join(url.split())}: an address like http://127.0.0.1:8000 is needed"
+
+
 Ask = Callable[..., Answer]  # (prompt, pngs, *, timeout: seconds, temperature) -> Answer; raises JudgeError
 
 

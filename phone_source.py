@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,12 +34,14 @@ from adb_phone import (
 )
 from android_env import third_party_packages
 from args import PhoneArgs
+from judge_clients import without_keys
 from run_folder import UsageError
 from worker import PhoneAddress
 
 LOCAL = frozenset({"alarm", "app_settings", "notifications", "open_app", "chrome_tab", "personal"})  # need no network
 SETTLE = 2.0  # s: a real screen moves for a while after an input
 ATTACH_SECONDS = 15.0  # for a given phone that is not online to come
+MARK = "debug.distrl.mark"  # a property of phones
 
 
 @dataclass
@@ -79,11 +82,17 @@ def _simulated(phones: PhoneArgs, seed: int) -> Iterator[Source]:
 
 @contextmanager
 def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
-    from emulator import EmulatorError, Emulators
+    from emulator import EmulatorError, Emulators, how_many_fit
 
     with ExitStack() as stack:
         try:
             emulators = Emulators(phones.avd, phones.num_workers)
+            fit, why = how_many_fit(phones.avd, phones.num_workers)
+            if not fit:
+                raise EmulatorError(f"not enough memory for one emulator ({why}): lower hw.ramSize in its config.ini")
+            if fit < phones.num_workers:
+                print(f"  {fit} emulators, not {phones.num_workers}: memory is enough for no more ({why})", flush=True)
+            emulators.count = phones.num_workers = fit
             print(f"Booting {phones.num_workers} of {phones.avd} ...", flush=True)
             stack.enter_context(emulators)
         except (EmulatorError, OSError) as error:
@@ -113,11 +122,14 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         states = ", ".join(f"{serial} {state}" for serial, state in left_out.items()) or "none at all"
         raise UsageError(f"--devices: no phone that can be used on {where} ({states}): plug one in, "
                          "accept the prompt on its screen, see `adb devices`")  # fmt: skip
-    found = found[: phones.num_workers]
-    phones.num_workers = len(found)
     try:
+        found, again = each_once(found)
+        for phone, same in again:
+            print(f"  not used: {named(phone, same)} is {named(same, phone)} once more: one worker a phone", flush=True)
+        found = found[: phones.num_workers]
+        phones.num_workers = len(found)
         with ThreadPoolExecutor(len(found)) as pool:
-            keyboards = list(pool.map(_ready, found))
+            list(pool.map(_ready, found))
             virtual = list(pool.map(lambda phone: phone.virtual, found))
     except AndroidEnvError as error:
         raise UsageError(str(error)) from error
@@ -138,12 +150,11 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         addresses = with_packages(addresses)
         yield Source(what, addresses, lambda latency: None, lambda address: phone_at(address).attach(1.0))
     finally:
-        for phone, keyboard in zip(found, keyboards, strict=True):
+        for phone in found:
             try:
-                if keyboard and keyboard_of(phone) != keyboard:
-                    phone.shell(f"ime set {keyboard}", timeout=5)
+                phone.restore_keyboard()
             except AndroidEnvError:
-                continue  # it is gone, and so is what could be set back
+                continue  # it is gone: the next run that finds it does it
 
 
 def phone_at(address: PhoneAddress, timeout: float | None = None) -> AdbPhone:
@@ -166,18 +177,42 @@ def with_packages(addresses: list[PhoneAddress]) -> list[PhoneAddress]:
         raise UsageError(str(error)) from error
 
 
-def keyboard_of(phone: AdbPhone) -> str:
-    """The input method that is set, "" when it does not say."""
-    name = phone.shell("settings get secure default_input_method", timeout=10).strip()
-    return name if "/" in name and " " not in name else ""
-
-
-def _ready(phone: AdbPhone) -> str:
-    """Waits until a phone is up; its keyboard."""
+def _ready(phone: AdbPhone) -> None:
+    """Waits until a phone is up, and puts away its lock screen and what a run that was killed has left."""
     if "1" not in phone.shell("getprop sys.boot_completed").split():
         phone.recover()
     _ = phone.size
-    return keyboard_of(phone)
+    phone.unlock()
+    phone.restore_keyboard()
+
+
+def named(phone: AdbPhone, other: AdbPhone) -> str:
+    """Its serial; with its server when the other one has the same."""
+    return f"{phone.serial} on {phone.host}:{phone.port}" if phone.serial == other.serial else phone.serial
+
+
+def each_once(found: list[AdbPhone]) -> tuple[list[AdbPhone], list[tuple[AdbPhone, AdbPhone]]]:
+    """The phones without those that are listed twice, by cable and by network say; and those: (left out, the same as).
+
+    Two workers on one phone would act on each other's screens. Its serial number tells; where several have the same one
+    (emulators do, and some cheap phones) each sets a property to a value of its own: who reads another's is that other.
+    """
+
+    def ask(phones: list[AdbPhone], command: Callable[[AdbPhone], str]) -> dict[AdbPhone, str]:
+        with ThreadPoolExecutor(max(1, len(phones))) as pool:
+            return dict(zip(phones, pool.map(lambda phone: phone.shell(command(phone)).strip(), phones), strict=True))
+
+    numbers = ask(found, lambda phone: "getprop ro.serialno")
+    alike = [phone for phone in found if list(numbers.values()).count(numbers[phone]) > 1]
+    run = secrets.token_hex(4)
+    ask(alike, lambda phone: f"setprop {MARK} {run}-{alike.index(phone)}")
+    marks = ask(alike, lambda phone: f"getprop {MARK}")
+    ask(alike, lambda phone: f"setprop {MARK} ''")
+    first: dict[tuple, AdbPhone] = {}
+    for phone in sorted(found, key=lambda phone: ":" in phone.serial or "._" in phone.serial):  # cables are better
+        first.setdefault((numbers[phone], marks.get(phone)), phone)
+    same = {phone: first[numbers[phone], marks.get(phone)] for phone in found}
+    return [p for p in found if same[p] is p], [(p, same[p]) for p in found if same[p] is not p]
 
 
 def server_addresses(phones: PhoneArgs) -> list[tuple[str, int]]:
@@ -198,7 +233,7 @@ def start_server(port: int = 5037) -> bool:
     except DeviceOffline:
         command = [adbutils.adb_path(), "-P", str(port), "start-server"]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=30)
+            subprocess.run(command, check=True, capture_output=True, timeout=30, env=without_keys())
         except subprocess.SubprocessError as error:
             said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-200:] or error
             raise DeviceOffline("any", f"adb did not start on port {port} ({said})", "is the port free?") from error
@@ -217,11 +252,8 @@ def find_devices(phones: PhoneArgs) -> tuple[list[AdbPhone], dict[str, str]]:
             servers.append((host, port, list_devices(host, port)))
         except (AndroidEnvError, OSError) as error:
             raise UsageError(f"adb server {host}:{port}: {error}") from error
-    for number, serial in enumerate(wanted):
-        if not any(states.get(serial) == "device" for *_, states in servers):
-            known = [server for server in servers if serial in server[2]]
-            host, port, states = known[0] if known else servers[number % len(servers)]
-            states[serial] = attached(AdbPhone(serial, host, port))
+    for serial in wanted:
+        reach(serial, wanted.index(serial), servers)
     by_server, left_out = [], {}
     for host, port, states in servers:
         usable = [serial for serial, state in states.items() if state == "device"]
@@ -229,6 +261,15 @@ def find_devices(phones: PhoneArgs) -> tuple[list[AdbPhone], dict[str, str]]:
         chosen = [serial for serial in wanted if serial in usable] if wanted else usable
         by_server.append([AdbPhone(serial, host, port) for serial in chosen])
     return [phone for turn in zip_longest(*by_server) for phone in turn if phone], left_out
+
+
+def reach(serial: str, number: int, servers: list[tuple[str, int, dict[str, str]]]) -> None:
+    """Brings a named phone online, if it is not: on the server (host, port, {serial: state}) that knows it, else on the
+    `number`-th. UsageError: it does not come."""
+    known = [server for server in servers if serial in server[2]]
+    if not any(states[serial] == "device" for *_, states in known):
+        host, port, states = known[0] if known else servers[number % len(servers)]
+        states[serial] = attached(AdbPhone(serial, host, port))
 
 
 def attached(phone: AdbPhone) -> str:

@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+from android_env import shown_action
 from journal import Journal
 from replay import Trajectory
 
@@ -55,7 +56,8 @@ def judged(trajectory: Trajectory, judge) -> tuple[Trajectory | None, str]:
     task = SimpleNamespace(instruction=trajectory.instruction, family=trajectory.family)
     reason = ""
     for step, screens in trajectory.info["unjudged"]:
-        verdict = judge.judge(task, trajectory.actions[:step], [base64.b64decode(png) for png in screens])
+        done = [shown_action(text) for text in trajectory.actions[:step]]  # as the judge would have been told at once
+        verdict = judge.judge(task, done, [base64.b64decode(png) for png in screens])
         reason = f"judged later: {verdict.reason}"
         if verdict.success is None:
             return None, verdict.reason

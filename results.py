@@ -28,8 +28,9 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
     losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
     losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac
     stats/ess stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
-    stats/worker_restarts stats/judge_unknown stats/judge_calls stats/judge_usd stats/trivial_success
-    stats/stale_dropped stats/invalid_actions stats/replay_size eval/success_rate eval/n""".split()
+    stats/worker_restarts stats/phone_restarts stats/judge_unknown stats/judge_calls stats/judge_usd
+    stats/trivial_success stats/unsupported_text stats/stale_dropped stats/invalid_actions stats/replay_size
+    eval/success_rate eval/n""".split()
 
 
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float | None]:

@@ -41,8 +41,8 @@ WARM_START = ROOT / "warm_start.safetensors"
 class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
-    COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "settled", "train_seconds", "wall_seconds",
-                "last_id")  # fmt: skip
+    COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "unsupported", "settled", "train_seconds",
+                "wall_seconds", "last_id")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -69,6 +69,7 @@ class Experiment:
         self.trajectories = 0  # training trajectories received
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.trivial = self.stale = 0
+        self.unsupported = 0  # texts that no keyboard of their phone could type
         self.settled = 0  # how many of the trajectories that rejudge.py settled have been taken in
         self.judge = judge_config(args.judge, folder)
         self.ledger = Ledger(self.judge.ledger, max_calls=self.judge.max_calls) if args.judge.judge != "rules" else None
@@ -117,6 +118,11 @@ class Experiment:
                 kind = RunStopped if isinstance(error, OSError | RuntimeError) else RuntimeError
                 raise kind(f"the actors stopped: {error}") from error
             return False
+        if untyped := trajectory.info.get("unsupported_text", 0) if trajectory else 0:
+            if not self.unsupported:
+                where = f"{trajectory.info['serial']} has no ADBKeyBoard: text other than ASCII is not typed there"
+                print(f"  warning: {where} (counted in metrics.csv)", flush=True)
+            self.unsupported += untyped
         if episode.split != "train":
             success = trajectory.success if trajectory else None
             self.evaluations.setdefault(episode.split, []).append((episode.task.family, episode.greedy, success))
@@ -230,11 +236,13 @@ class Experiment:
             return
         metrics = recent_metrics(list(self.recent), time.monotonic(), seconds) | self.update_metrics | {
             "charts/SPS": sps, "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
-            "stats/worker_restarts": self.pool.restarts, "stats/judge_unknown": self.unknown,
-            "stats/trivial_success": self.trivial,
+            "stats/worker_restarts": self.pool.restarts, "stats/phone_restarts": self.pool.phone_restarts,
+            "stats/judge_unknown": self.unknown, "stats/trivial_success": self.trivial,
+            "stats/unsupported_text": self.unsupported,
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
+        again = f", {self.pool.phone_restarts} restarts" if self.pool.phone_restarts else ""
         judged = ""
         if self.ledger:
             found = self.ledger.summary()
@@ -260,7 +268,7 @@ class Experiment:
             f"  {self.trajectories:5d} trajectories | success {share(metrics['charts/success_rate'])} "
             f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "
             f"| {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
-            f"(waiting {metrics['stats/phone_idle']:.0%}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
+            f"(waiting {metrics['stats/phone_idle']:.0%}{again}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
         row = {
@@ -360,7 +368,8 @@ class Experiment:
             "judge": self.judge.name, "judge_votes": self.judge.votes, "judge_unknown": self.unknown,
             "judge_calls": self.ledger.summary() if self.ledger else None, "trivial_success": self.trivial,
             "seed": self.args.run.seed, "phones": self.phones,
-            "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+            "worker_restarts": self.pool.restarts, "phone_restarts": self.pool.phone_restarts,
+            "unsupported_text": self.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
@@ -577,4 +586,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if {"-h", "--help", "--help-all"} & set(sys.argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
     sys.exit(main())

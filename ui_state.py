@@ -1,4 +1,4 @@
-"""What a phone's screen holds, from the text of `dumpsys window` and the XML of `uiautomator dump`.
+"""What a phone's screen holds, from the text of `dumpsys window` and the XML of `uiautomator dump`; `screencap`'s PNG.
 
     state = parse_ui(output_of_both)
     state.package, state.activity, state.texts      # "com.android.chrome", "...Main", ["All", "Images", ...]
@@ -11,7 +11,9 @@ references, control characters. All are put up with; a dump without a hierarchy 
 from __future__ import annotations
 
 import re
+import struct
 import xml.etree.ElementTree as ElementTree
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,6 +56,7 @@ class UiState:
 
 
 _FOCUS = re.compile(r"mCurrentFocus=Window\{\S+ (?:\S+ )?([\w.]+)/([\w.$]+)\}")
+_LOCKED = re.compile(r"\b(?:m(?:Showing|Dreaming)Lockscreen|isKeyguardShowing)=true\b")
 _RECORD = re.compile(r"ActivityRecord\{\S+ \S+ ([\w.]+)/")
 _BOUNDS = re.compile(r"-?\d+")
 _REFERENCE = re.compile(r"&#(x[0-9A-Fa-f]+|\d+);(?:&#(x[0-9A-Fa-f]+|\d+);)?")
@@ -116,3 +119,25 @@ def parse_focus(text: str) -> tuple[str, str, str]:
     found, apps = _FOCUS.findall(text), _RECORD.findall(text)
     package, activity = found[-1] if found else ("", "")
     return package, package + activity if activity.startswith(".") else activity, apps[-1] if apps else ""
+
+
+def is_locked(text: str) -> bool:
+    """Does `dumpsys window` say that the lock screen is shown? Android versions name it differently."""
+    return bool(_LOCKED.search(text))
+
+
+def extract_png(data: bytes) -> bytes:
+    """The PNG in `data`, from its signature to IEND, every chunk's checksum right; else a ValueError."""
+    start = data.find(b"\x89PNG\r\n\x1a\n")
+    if start < 0:
+        raise ValueError(f"no PNG signature in {len(data)} bytes {data[:60]!r}")
+    at, kind = start + 8, b""
+    while kind != b"IEND":
+        if at + 12 > len(data):
+            raise ValueError(f"PNG cut off after {len(data) - start} bytes")
+        size, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 12 + size
+        if end > len(data) or zlib.crc32(data[at + 4:end - 4]) != struct.unpack_from(">I", data, end - 4)[0]:
+            raise ValueError(f"PNG chunk {kind!r} of {size} bytes is cut off or damaged")
+        at = end
+    return data[start:at]

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 import queue
 import random
+import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -279,5 +281,7 @@ class Args:
 if __name__ == "__main__":
     import tyro
 
+    if {"-h", "--help"} & set(sys.argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
     args = tyro.cli(Args, description=__doc__)
     build(args.out, demonstrations=args.demonstrations, steps=args.steps, seed=args.seed)

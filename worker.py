@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from android_env import AdbPhone, AndroidEnv, AndroidEnvError
+from android_env import AdbPhone, AndroidEnv, AndroidEnvError, shown_action
 from evaluator import JudgeConfig, make_judge
 from replay import Trajectory
 from screen_features import thumbnail_features
@@ -111,11 +111,15 @@ def rollout(
     prompts, features = [observation["prompt"]], [answer(see, observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
     terminated = truncated = False
+    untyped = 0  # texts that the phone has no keyboard for
     while not (terminated or truncated):
         seen = observation["image"]
         sample = answer(act, prompts[-1], features[-1], episode.greedy)
         observation, reward, terminated, truncated, info = env.step(sample.text)
-        refused = doubts and not info["invalid"] and doubts(episode.task, seen, actions, sample.text)
+        refused = doubts and not info["invalid"] and doubts(
+            episode.task, seen, [shown_action(text) for text in actions[-2:]], shown_action(sample.text)
+        )
+        untyped += bool(info.get("unsupported_text"))
         prompts.append(observation["prompt"])
         features.append(answer(see, observation["image"]))
         actions.append(sample.text)
@@ -159,6 +163,7 @@ def rollout(
             "policy_seconds": policy_seconds,
             "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
+            **({"unsupported_text": untyped} if untyped else {}),
             **extra,
         },
     )

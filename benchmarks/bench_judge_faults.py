@@ -90,8 +90,9 @@ def stage(kind: str, num: int, seed: int, folder: str) -> Iterator[tuple]:
         launcher.parent.mkdir()
         launcher.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m sim.emulator "$@"\n')
         launcher.chmod(0o755)
-        avds.mkdir(parents=True)
+        (avds / "test.avd").mkdir(parents=True)
         (avds / "test.ini").write_text("target=android-30\n")
+        (avds / "test.avd" / "config.ini").write_text("hw.ramSize=64\n")  # what such a phone really takes
         chances = " ".join(f"{name}={value}" for name, value in CHANCES.items())
         os.environ |= {"HOME": folder, "PATH": f"{launcher.parent}:{os.environ['PATH']}", "SIM_EMULATOR": chances}
         start_server(adb_port)

@@ -44,7 +44,9 @@ async def input_(p: Process):
         del args[: 2 if args[0] == "-d" else 1]
     kind, *rest = args or [""]
     try:
-        if kind == "tap":
+        if p.phone.faults.locked and not (kind == "keyevent" and {"224", "WAKEUP", "KEYCODE_WAKEUP"} & set(rest)):
+            pass  # the lock screen takes it
+        elif kind == "tap":
             x, y = (float(n) for n in rest)
             p.phone.tap(*p.phone.display.to_phone(x, y))
         elif kind in ("swipe", "draganddrop"):

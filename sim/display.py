@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from sim.shell import Process
 
 _BOUNDS = re.compile(r'bounds="\[(-?\d+),(-?\d+)\]\[(-?\d+),(-?\d+)\]"')
+LOCK_SCREEN = (
+    "<?xml version='1.0' encoding='UTF-8' standalone='yes' ?>"
+    '<hierarchy rotation="0"><node text="Swipe up to unlock" package="com.android.systemui" bounds="[0,0][{},{}]"/>'
+    "</hierarchy>"
+)
 
 
 class Display:
@@ -87,7 +92,8 @@ async def screencap(p: Process):
         p.out("screencap: exit status 1\n")
         return 1
     display = p.phone.display
-    png = draw.encode_png(Image.new("RGB", display.size)) if faults.on("asleep") else display.png()
+    plain = "#000000" if faults.on("asleep") else "#101820" if faults.locked else ""
+    png = draw.encode_png(Image.new("RGB", display.size, plain)) if plain else display.png()
     png = faults.damaged(png)
     if names and names[0] not in ("/dev/stdout", "/dev/tty", "-"):
         p.files.write(p.path(names[0]), png)
@@ -106,14 +112,18 @@ def wm(p: Process):
         display.override = None
     elif len(p.args) == 2 and p.args[0] == "size" and (found := re.fullmatch(r"(\d{2,4})x(\d{2,4})", p.args[1])):
         display.override = int(found[1]), int(found[2])
+    elif p.args == ["dismiss-keyguard"]:
+        p.phone.faults.dismiss_keyguard()
     elif p.args == ["density"]:
         p.out(f"Physical density: {p.phone.props.get('ro.sf.lcd_density', '160')}\n")
     else:
-        return p.fail(f"this phone only knows `wm size [WxH|reset]` and `wm density`, not {p.args}", 255)
+        known = "`wm size [WxH|reset]`, `wm density` and `wm dismiss-keyguard`"
+        return p.fail(f"this phone only knows {known}, not {p.args}", 255)
 
 
 def dump_window(p: Process) -> str:
-    focus, display = p.phone.focus_component(), p.phone.display
+    locked, display = p.phone.faults.locked, p.phone.display
+    focus = "NotificationShade" if locked else p.phone.focus_component()  # the lock screen is a part of it
     size, own = "{}x{}".format(*display.size), "{}x{}".format(*display.own)
     screen = p.phone.stack[-1]  # the activity in front, under a dialog that has the focus
     return (
@@ -124,6 +134,7 @@ def dump_window(p: Process) -> str:
         f"    init={own} 160dpi cur={size} app={size}\n    mCurrentRotation={display.rotation}\n"
         f"  mCurrentFocus=Window{{5f3759d u0 {focus}}}\n"
         f"  mFocusedApp=ActivityRecord{{2b992b u0 {screen.package}/{screen.activity} t12}}\n"
+        f"    mShowingDream=false mDreamingLockscreen={str(locked).lower()}\n"
     )
 
 
@@ -142,7 +153,7 @@ def uiautomator(p: Process):
         return p.fail("Usage: uiautomator dump [--compressed] [file]", 1)
     names = [word for word in p.args[1:] if not word.startswith("--")]
     path = names[0] if names else "/sdcard/window_dump.xml"
-    xml = p.phone.display.hierarchy_xml()
+    xml = LOCK_SCREEN.format(*p.phone.display.size) if p.phone.faults.locked else p.phone.display.hierarchy_xml()
     if path in ("/dev/tty", "/dev/stdout"):
         p.out(xml)
     else:

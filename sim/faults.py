@@ -21,6 +21,8 @@ KINDS = {
     "no-screenshot": "screencap prints an error instead of a PNG",
     "cut-screenshot": "half of the screenshot's PNG",
     "asleep": "the screen is off, and its picture black, until a WAKEUP key",
+    "locked": "the lock screen is shown until `wm dismiss-keyguard`",
+    "pin": "the lock screen is shown, and a PIN keeps it",
     "no-network": "no validated network",
 }
 BEFORE_BOOT = frozenset({"getprop", "setprop", "reboot"})  # what a phone can do before its services are up
@@ -48,6 +50,13 @@ class Faults:
 
     def wake(self) -> None:
         self._left.pop("asleep", None)
+
+    @property
+    def locked(self) -> bool:
+        return self.on("locked") or self.on("pin")
+
+    def dismiss_keyguard(self) -> None:
+        self._left.pop("locked", None)
 
     def strikes(self, kind: str) -> bool:
         if kind not in self._left:

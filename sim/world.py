@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import adbutils
 
+from judge_clients import without_keys
 from sim import PhonesError
 from sim.adbd import Device
 from sim.phone import Phone
@@ -131,7 +131,7 @@ class World:
             raise PhonesError(
                 f"--adb-port {self.port}: {error.strerror}; choose another, or 0 for a free one"
             ) from None
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ADB", "ANDROID_"))}
+        inherited = {k: v for k, v in without_keys().items() if not k.startswith(("ADB", "ANDROID_"))}
         own = {
             "HOME": str(self._home),
             "TMPDIR": str(self._home),

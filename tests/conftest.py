@@ -68,6 +68,7 @@ def sdk(tmp_path_factory):
     launcher.chmod(0o755)
     (folder / ".android" / "avd" / "test.avd" / "snapshots" / "default_boot").mkdir(parents=True)
     (folder / ".android" / "avd" / "test.ini").write_text("target=android-30\n")
+    (folder / ".android" / "avd" / "test.avd" / "config.ini").write_text("hw.cpu.ncore=1\nhw.ramSize = 64M\n")
     return {"HOME": str(folder), "PATH": f"{launcher.parent}:{os.environ['PATH']}"}
 
 

@@ -22,11 +22,13 @@ from adb_phone import (
     AndroidEnvError,
     DeviceOffline,
     DeviceUnauthorized,
+    ScreenLocked,
     ScreenshotError,
     extract_png,
     input_commands,
     parse_devices,
 )
+from ui_state import is_locked
 
 TEXTS = [
     "hello world",
@@ -181,8 +183,9 @@ def test_a4_non_ascii_needs_the_keyboard(fake):
     assert fake.commands == ["ime list -s -a"]
     other = AdbPhone("R58M12", port=fake.port, timeout=5)
     fake.answers["ime list -s -a"] = b"com.android.adbkeyboard/.AdbIME\n"
+    latin = "settings get secure default_input_method > /data/local/tmp/distrl-keyboard"  # to be set back
     fake.answers |= {c: b"" for c in (
-        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        f"{latin} && ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
         "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
     )}  # fmt: skip
     fake.answers["settings get secure default_input_method"] = b"com.google.android.inputmethod.latin/.Ime\n"
@@ -192,7 +195,7 @@ def test_a4_non_ascii_needs_the_keyboard(fake):
     assert fake.commands == [  # it is typed once the keyboard is up
         "ime list -s -a",
         "settings get secure default_input_method",
-        "ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
+        f"{latin} && ime enable com.android.adbkeyboard/.AdbIME && ime set com.android.adbkeyboard/.AdbIME",
         "dumpsys input_method",
         "dumpsys input_method",
         "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
@@ -313,7 +316,7 @@ def test_no_server():
 
 
 def test_ui_falls_back_to_a_file_and_stays_there(fake):
-    focus = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp'; uiautomator dump "
+    focus = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='; uiautomator dump "
     in_file = focus + "/sdcard/window_dump.xml >/dev/null && cat /sdcard/window_dump.xml"
     fake.answers = {
         focus + "/dev/tty": b"UI hierchary dumped to: /dev/tty",
@@ -353,3 +356,36 @@ def test_a_black_picture_is_an_error(fake):
     fake.answers["screencap -p"] = stream.getvalue()
     with pytest.raises(ScreenshotError, match="black"):
         fake.phone.screenshot()
+
+
+FOCUS = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='"
+
+
+@pytest.mark.parametrize(
+    "line, locked",
+    [
+        ("    mShowingLockscreen=true mShowingDream=false mDreamingLockscreen=false", True),
+        ("    mShowingDream=false mDreamingLockscreen=true mDreamingSleepToken=null", True),
+        ("    mDreamingLockscreen=false isKeyguardShowing=true", True),
+        ("    mShowingDream=false mDreamingLockscreen=false isKeyguardShowing=false", False),
+        ("  mCurrentFocus=Window{5f3 u0 com.android.chrome/.Main}", False),
+    ],
+)
+def test_a_lock_screen_is_told_by_its_name_in_every_android_version(fake, line, locked):
+    assert is_locked(line) is locked
+    fake.answers = {FOCUS: line.encode()}
+    if locked:
+        with pytest.raises(ScreenLocked, match="'R58M12'.*its screen is locked.*PIN"):
+            fake.phone.foreground()
+    else:
+        fake.phone.foreground()
+
+
+def test_text_on_the_screen_locks_nothing(fake):
+    """A policy may type it."""
+    fake.answers = {f"{FOCUS}; uiautomator dump /dev/tty": DUMP.format("isKeyguardShowing=true").encode()}
+    assert fake.phone.ui().texts[0] == "isKeyguardShowing=true"
+    locked = b"  mDreamingLockscreen=true\n" + DUMP.format("x").encode()
+    fake.answers = {f"{FOCUS}; uiautomator dump /dev/tty": locked}
+    with pytest.raises(ScreenLocked):
+        fake.phone.ui()

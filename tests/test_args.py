@@ -1,10 +1,16 @@
 """The command line: short help, long help, flags that are hidden but taken."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import args as module
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def options(capsys) -> set[str]:
@@ -27,3 +33,19 @@ def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):
     monkeypatch.setattr("sys.argv", "run_distrl.py --rho-clip 2 --priority-weights 1 2 3 --horizon 4".split())
     args = module.parse("about")
     assert (args.algorithm.rho_clip, args.algorithm.priority_weights, args.tasks.horizon) == (2.0, (1.0, 2.0, 3.0), 4)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("program", ["run_distrl.py", "warm_start.py", "evaluator.py", "-m sim", "-m sim.judge_server"])
+def test_help_may_be_cut(program, reads):
+    """`--help | head -1`: who reads it leaves after its first piece; or before, where it has several."""
+    if not reads and program not in ("run_distrl.py", "warm_start.py"):
+        return
+    command = [sys.executable, *program.split(), "--help"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if reads:
+        assert os.read(process.stdout.fileno(), 1 << 16).startswith(b"usage: ")
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(timeout=60)

@@ -54,6 +54,19 @@ def test_several_judges_side_by_side_in_one_command(folder, capsys):
     assert len(rows) == 15 and rows[0]["reason"] == "It is. Status: success" and rows[-1]["verdict"] == ""
 
 
+def test_one_model_on_two_servers_is_two_judges(folder, capsys):
+    with JudgeServer(["It is.\nStatus: success"]) as yes, JudgeServer(["No.\nStatus: failure"]) as no:
+        judges = [f"openai:m@{server.url}" for server in (yes, no, yes)]
+        assert main(["--calibrate", str(folder), "--judge", *judges]) == 0
+        assert len(yes.requests) == len(no.requests) == 5  # neither is answered from what the other has said
+    out, found = capsys.readouterr().out, json.loads((folder / "calibration.json").read_text())
+    names = [f"openai/m@{server.url}" for server in (yes, no)]
+    assert list(found) == names and all(f"{name}: 5 calls" in out for name in names)
+    assert [found[name]["agreement"]["rate"] for name in names] == [2 / 5, 3 / 5]
+    with (folder / "verdicts.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 10
+
+
 def test_a_budget_leaves_the_rest_unknown(folder, capsys):
     with JudgeServer(["It is.\nStatus: success"]) as server:
         assert main(["--calibrate", str(folder), "--judge", f"openai:m@{server.url}", "--max-judge-calls", "2"]) == 0
@@ -88,6 +101,11 @@ def test_judges_are_read_from_a_word():
     assert parse_judge("gemini").model == "gemini-2.5-flash"
     with pytest.raises(UsageError, match="begins with rules, gemini or openai"):
         parse_judge("claude")
+    bad = {"openai:m@http://[::1": r"openai:m@URL http://\[::1: an address", "gemini@https://x.test?key=1": "no pass"}
+    for text, words in bad.items():
+        with pytest.raises(UsageError, match=words):
+            parse_judge(text)
+        assert main(["--calibrate", "nowhere", "--judge", text]) == 2
 
 
 def test_a_folder_from_simulated_phones_holds_near_misses_and_the_rules_agree(tmp_path, capsys):

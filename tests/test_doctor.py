@@ -10,6 +10,8 @@ from conftest import disconnect
 import doctor
 from args import Args, JudgeArgs, PhoneArgs
 from doctor import check, disk_row
+from phone_source import find_devices
+from run_folder import UsageError
 from sim import Phones
 from sim.judge_server import JudgeServer
 
@@ -44,9 +46,11 @@ def test_all_well(phones, table):
         ("unauthorized", ["unauthorized", "accept the prompt"]),
         ("no-network", ["no network", "--allow-offline"]),
         ("no-screenshot", ["no screenshot in 3 tries", "screencap -p"]),
+        ("pin", ["its screen is locked", "set its screen lock to none or swipe"]),
     ],
 )
-def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words):
+def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words, monkeypatch):
+    monkeypatch.setattr("adb_phone._UP_TIMEOUT", 0.3)
     (disconnect if kind in ("offline", "unauthorized") else Phones.fault)(phones, phone.serial, kind)
     try:
         code, out = table(given(phones, "all"))
@@ -64,6 +68,35 @@ def test_a_phone_that_boots_is_not_ready(phones, phone, table, monkeypatch):
     assert code == 1 and "not booted" in out and "wait for its home screen" in out
 
 
+def test_a_named_network_phone_is_connected_as_a_run_does(phones, phone, table, monkeypatch):
+    monkeypatch.setattr("phone_source.ATTACH_SECONDS", 1.0)
+    disconnect(phones, phone.serial, "offline")
+    try:
+        code, out = table(given(phones, phone.serial))
+        with pytest.raises(UsageError) as refused:
+            find_devices(given(phones, phone.serial))
+        assert code == 1 and f"NO  {phone.serial}" in out
+        assert "adb tcpip" in out and "adb tcpip" in str(refused.value)
+    finally:
+        phones.fault(phone.serial, "none")  # it is fine, and the server has not found out yet
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "checkpoint_row", lambda args: doctor.Row("checkpoint", True, "not looked at"))
+    code, out = table(given(phones, phone.serial))
+    assert code == 0 and f"ok  {phone.serial}" in out
+    assert [p.serial for p in find_devices(given(phones, phone.serial))[0]] == [phone.serial]
+
+
+def test_a_phone_with_two_serials_is_said(phones, phone, table):
+    twin = phone.__class__(phone.serial.replace("127.0.0.1", "localhost"), port=phone.port)
+    twin.attach()
+    try:
+        twin.recover(timeout=20)
+        code, out = table(given(phones, "all"))
+        assert code == 0 and out.count("the same phone as") == 1 and out.count("device, booted") == 2
+    finally:
+        twin._host(f"host:disconnect:{twin.serial}", 5)
+
+
 def test_phones_that_are_not_there(phones, table):
     code, out = table(given(phones, "R58M12"))
     assert code == 1 and "NO  R58M12" in out and "USB debugging" in out
@@ -71,11 +104,16 @@ def test_phones_that_are_not_there(phones, table):
     assert code == 1 and "no adb server at 127.0.0.1:1" in out
 
 
-def test_g11_emulators_with_and_without_kvm(machine, table):
+def test_g11_emulators_with_and_without_kvm(machine, table, monkeypatch):
     code, out = table(PhoneArgs(avd="test"))
     assert code == 0 and "1 emulator of test: emulator-" in out and "device, booted" in out
+    monkeypatch.setattr("emulator.free_memory", lambda: 500)
+    code, out = table(PhoneArgs(avd="test", num_workers=4))
+    assert code == 1 and "NO  memory" in out and "for 0 of 4 emulators: about 576 MB each, 500 MB free" in out
+    monkeypatch.setattr("emulator.free_memory", lambda: 2000)
     machine.setenv("SIM_EMULATOR", "kvm=no")
     code, out = table(PhoneArgs(avd="test"))
+    assert "ok  memory" in out and "for 3 of 32 emulators" in out
     assert code == 1 and "NO  acceleration" in out and "/dev/kvm is not found" in out and "modprobe" in out
     code, out = table(PhoneArgs(avd="pixel"))
     assert code == 1 and "NO  avd" in out and "avdmanager" in out

@@ -1,5 +1,6 @@
 """Emulators that we own, with an `emulator` executable of our own behind which the simulated phones are."""
 
+import ast
 import io
 import os
 import select
@@ -13,6 +14,8 @@ import pytest
 import emulator
 from adb_phone import AdbPhone, list_devices
 from emulator import EmulatorError, Emulators, acceleration_problem, allocate_ports, claim, console, emulator_argv
+from judge_clients import without_keys
+from sim import start_phones
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -169,3 +172,67 @@ def test_what_is_not_there_is_named(machine):
 def test_snapshots_are_for_emulators():
     with pytest.raises(ValueError, match="only an emulator-N"):
         emulator.load_snapshot(AdbPhone("R58M12"))
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    "config, megabytes",
+    [("hw.ramSize=1536\n", 2048), ("a=b\nhw.ramSize = 2G\n", 2560), ("hw.ramSize=96M", 608), ("hw.lcd=1\n", 2560)],
+)
+def test_what_an_emulator_needs_is_in_its_avds_config(tmp_path, monkeypatch, config, megabytes):
+    monkeypatch.setenv("ANDROID_AVD_HOME", str(tmp_path / "avd"))
+    for folder, ini in ((tmp_path / "avd" / "x.avd", "target=1\n"), (tmp_path / "y", f"path={tmp_path / 'y'}\n")):
+        folder.mkdir(parents=True)
+        (folder / "config.ini").write_text(config)
+        (tmp_path / "avd" / "x.ini").write_text(ini)
+        assert emulator.avd_memory("x") == megabytes
+        (folder / "config.ini").unlink()
+    assert emulator.avd_memory("nowhere") == 2560
+    monkeypatch.setattr(emulator, "free_memory", lambda: 8000)
+    assert emulator.how_many_fit("nowhere", 32) == (3, "about 2,560 MB each, 8,000 MB free")
+    assert emulator.how_many_fit("nowhere", 2)[0] == 2
+    monkeypatch.setattr(emulator, "free_memory", lambda: None)  # a system that does not say
+    assert emulator.how_many_fit("nowhere", 32)[0] == 32
+
+
+def test_free_memory_is_the_systems_own_word():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    assert 0 < emulator.free_memory() <= total
+
+
+# ---- keys
+
+
+KEYS = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
+
+
+def test_B16_what_we_start_gets_no_key(machine):
+    for name in KEYS:
+        machine.setenv(name, "not-a-real-key")
+    with Emulators("test", 1, boot_seconds=60) as owned, start_phones(1, latency=0.0) as phones:
+        pids = children([*owned.pids, *phones.pids])
+        assert len(pids) >= 6  # a guard, an emulator, a guard, its adb server; the simulated phones, their adb server
+        for pid in pids:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"PATH=" in environment and b"not-a-real-key" not in environment
+
+
+def test_B16_every_program_is_started_with_an_environment_of_its_own():
+    """So that a new one is thought of as well."""
+    calls = []
+    for path in [*ROOT.glob("*.py"), *(ROOT / "sim").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("subprocess.run", "subprocess.Popen"):
+                calls.append((path.name, {keyword.arg for keyword in node.keywords}))
+    assert len(calls) == 5 and all("env" in keywords for _, keywords in calls), calls
+
+
+def test_B16_names_of_keys():
+    kept = {"PATH": "/bin", "ADB_VENDOR_KEYS": "/k", "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "us"}
+    more = ("gemini_api_keys", "AWS_ACCESS_KEY_ID", "GOOGLE_APPLICATION_CREDENTIALS", "A_PASSWORD")
+    gone = dict.fromkeys([*KEYS, *more], "x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", kept | gone)
+        assert without_keys() == kept

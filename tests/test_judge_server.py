@@ -175,6 +175,21 @@ def test_the_sdks_warnings_are_silenced():
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.skipif(not importable("google.genai"), reason="not there")
+def test_the_newer_sdk_alone_is_enough_and_imported_by_what_the_fork_server_preloads():
+    code = (
+        "import sys\n"
+        "sys.modules['google.generativeai'] = None  # as if it were not installed\n"
+        "import gemini_sdk\n"
+        "assert gemini_sdk.generativeai is None and 'google.genai' in sys.modules\n"
+        "from judge_clients import make_client\n"
+        "print(make_client('gemini', 'm', sys.argv[1])('?', [], timeout=5, temperature=0).text)\n"
+    )
+    with JudgeServer([SUCCESS]) as server:
+        done = subprocess.run([sys.executable, "-c", code, server.url], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, SUCCESS, "")
+
+
 def test_B8_the_start_check_asks_once():
     with JudgeServer(["404"]) as server:
         with pytest.raises(JudgeError, match="404") as error:

@@ -78,6 +78,12 @@ def test_G12_the_start_line_says_how_many_calls_to_expect(tmp_path):
     (JudgeArgs(judge_votes=3), "--judge-votes: rules need no model"),
     (JudgeArgs(judge="openai", judge_url="127.0.0.1:8000"), "--judge-url 127.0.0.1:8000: an address like"),
     (JudgeArgs(judge="gemini", judge_url="https://x.test/?key=abc"), "no password, key or query"),
+    (JudgeArgs(judge="gemini", judge_url="https://me:word@x.test"), "no password, key or query"),
+    (JudgeArgs(judge="openai", judge_url="http://[::1"), r"--judge-url http://\[::1: an address like"),
+    (JudgeArgs(judge="openai", judge_url="http://host:port"), "--judge-url http://host:port: an address like"),
+    (JudgeArgs(judge="openai", judge_url="http://host:99999"), "--judge-url http://host:99999: an address like"),
+    (JudgeArgs(judge="openai", judge_url="http://my host"), "--judge-url http://my host: an address like"),
+    (JudgeArgs(judge="openai", judge_url="http://"), "--judge-url http://: an address like"),
 ])  # fmt: skip
 def test_flags_that_do_not_go_together_are_refused(judge, message):
     with pytest.raises(UsageError, match=message):
@@ -132,13 +138,13 @@ class Strict:
         return Verdict(image[0, 0, 0] >= self.done_at, "by number")
 
 
-def played(judge, *actions, validity=False) -> Trajectory:
+def played(judge, *actions, validity=False, phone=None) -> Trajectory:
     left = list(actions)
 
     def act(prompt, feature, greedy):
         return Sample(left.pop(0), np.array([1]), np.array([-1.0]), 0)
 
-    return rollout(AndroidEnv(Scripted(), None, judge, horizon=3), Episode(CLOCK, 0), act, validity=validity)
+    return rollout(AndroidEnv(phone or Scripted(), None, judge, horizon=3), Episode(CLOCK, 0), act, validity=validity)
 
 
 def test_B9_B11_done_before_the_first_action_is_marked_and_in_no_rate():
@@ -181,6 +187,28 @@ def test_B15_the_validity_judge_adds_to_the_parser():
     assert judge.asked == [(0, [], HOME), (1, [HOME, "nonsense"], HOME)]
     assert trajectory.invalid.tolist() == [False, True, True] and trajectory.rewards.sum() == 0.0
     assert not played(Doubtful(99), HOME, HOME, HOME).invalid.any()  # only when it was asked for
+
+
+def test_the_validity_judge_is_told_the_action_and_no_more():
+    class Curious(Strict):
+        def valid(self, task, image, actions, action):
+            self.told = [*actions, action]
+            return 0.0
+
+    judge, planned = Curious(99), "Action Plan: [PRESS_HOME, " + "TYPE, " * 60 + "TYPE], " + HOME
+    assert played(judge, planned, planned, planned, validity=True).actions == [planned] * 3
+    assert judge.told == [HOME, HOME, HOME]
+
+
+def test_A4_texts_that_a_phone_cannot_type_are_counted():
+    class Latin(Scripted):
+        def type_text(self, text):
+            return text.isascii()
+
+    texts = [format_action(Action("TYPE", text=text)) for text in ("naïve", "naive", "你好")]
+    trajectory = played(Strict(99), *texts, phone=Latin())
+    assert trajectory.info["unsupported_text"] == 2 and trajectory.success is False and not trajectory.invalid.any()
+    assert "unsupported_text" not in played(Strict(99), HOME, HOME, HOME).info
 
 
 def test_rewards_of_a_judge_that_fails_part_of_the_time_are_right_or_unknown(phones):

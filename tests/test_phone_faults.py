@@ -1,5 +1,7 @@
 """What goes wrong with a phone behind the real adb server becomes one typed error, and is recovered from."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from conftest import disconnect
@@ -10,10 +12,14 @@ from adb_phone import (
     AndroidEnvError,
     DeviceOffline,
     DeviceUnauthorized,
+    ScreenLocked,
     ScreenshotError,
     list_devices,
 )
+from android_env import Action, AndroidEnv, format_action
+from evaluator import RuleJudge
 from phone_source import has_network, start_server
+from tasks import parse_task
 
 
 def test_a14_a_dropped_network_phone_is_connected_again(phone):
@@ -91,3 +97,59 @@ def test_a21_the_phone_itself_says_whether_it_has_a_network(phones, phone):
 
 def test_a_server_that_runs_is_left_alone(phones):
     assert start_server(phones.port) is False and len(list_devices(port=phones.port)) == 2
+
+
+# ---- a lock screen
+
+
+class Believer:
+    """A judge that takes any screen but the first for a success, and looks at no UI state."""
+
+    def reset(self, task, observation):
+        return SimpleNamespace(success=False, reason="first")
+
+    def __call__(self, task, observation):
+        return SimpleNamespace(success=True, reason="looks good")
+
+
+@pytest.fixture
+def clock(phone):
+    """An environment with a judge, after its first reset."""
+
+    def make(judge):
+        env = AndroidEnv(phone, None, judge)
+        env.reset(seed=1, options={"task": parse_task("Open the clock")})
+        return env
+
+    return make
+
+
+def test_a_swiped_lock_screen_is_put_away_at_reset(phones, phone, clock):
+    env = clock(RuleJudge())
+    want = env.reset(seed=1, options={"task": env.task})[0]["image"]
+    for kind in ("locked", "asleep"):
+        phones.fault(phone.serial, kind)
+    with pytest.raises(ScreenLocked):
+        phone.foreground()
+    got = env.reset(seed=1, options={"task": env.task})[0]["image"]
+    assert np.array_equal(got, want) and phone.foreground()[0]
+
+
+@pytest.mark.parametrize("judge", [RuleJudge, Believer])
+@pytest.mark.parametrize("action", [Action("DUAL_POINT", (0.5, 0.5), (0.5, 0.5)), Action("STATUS_TASK_COMPLETE")])
+def test_what_is_done_on_a_locked_phone_is_an_outage_and_neither_success_nor_failure(
+    phones, phone, clock, judge, action, monkeypatch
+):
+    monkeypatch.setattr("adb_phone._UP_TIMEOUT", 0.3)
+    env = clock(judge())
+    phones.fault(phone.serial, "pin")
+    try:
+        _, reward, terminated, truncated, info = env.step(format_action(action))
+        assert (reward, terminated, truncated, info["success"]) == (0.0, False, True, None)
+        assert "its screen is locked" in info["error"]
+        with pytest.raises(ScreenLocked, match=f"{phone.serial}.*its screen is locked.*unlock it"):
+            env.reset(seed=1, options={"task": env.task})
+    finally:
+        phones.fault(phone.serial, "none")
+    env.reset(seed=1, options={"task": env.task})
+    assert "error" not in env.step(format_action(Action("PRESS_HOME")))[4]

@@ -1,5 +1,10 @@
 """Where a run's phones come from, and what is refused before a worker starts."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +15,15 @@ import sim
 from actor_pool import ActorPool
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
 from args import Args, PhoneArgs, check_phones, prepare
-from phone_source import find_devices, keyboard_of, phone_at, phone_source
+from phone_source import each_once, find_devices, phone_at, phone_source, start_server
 from policy import AutoUIPolicy
 from replay import Trajectory
 from run_folder import UsageError
 from shared_weights import SharedWeights
 from tasks import generate_tasks
 from worker import Episode, PhoneAddress
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -137,17 +144,143 @@ def test_a21_web_tasks_need_a_network_or_leave(phones, capsys):
         phones.fault(phones.serials[0], "none")
 
 
-def test_real_phones_are_stopped_not_cleared_and_keep_their_keyboard(phones, monkeypatch, capsys):
+def test_real_phones_are_stopped_not_cleared(phones, monkeypatch, capsys):
     monkeypatch.setattr(AdbPhone, "virtual", False)
-    phone = AdbPhone(phones.serials[0], port=phones.port)
-    before = keyboard_of(phone)
     with phone_source(at(phones)) as source:
         assert {address.reset_mode for address in source.addresses} == {"stop"}
         assert "not cleared" in capsys.readouterr().out
-        phone.shell("setprop debug.distrl.adbkeyboard 1")
-        assert phone.type_text("你好") and keyboard_of(phone) != before
-    assert keyboard_of(phone) == before
-    phone.shell("setprop debug.distrl.adbkeyboard 0")
+
+
+# ---- the keyboard of the phone's owner
+
+LATIN = "com.android.inputmethod.latin/.LatinIME"
+TYPES = """
+import os, signal, sys
+from adb_phone import AdbPhone
+assert AdbPhone(sys.argv[1], port=int(sys.argv[2])).type_text("\u4f60\u597d")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def keyboard_of(phone):
+    return phone.shell("settings get secure default_input_method").strip()
+
+
+@pytest.fixture
+def typist(phone):
+    """A phone with ADBKeyBoard installed, and a program that types through it and is killed."""
+    phone.shell("setprop debug.distrl.adbkeyboard 1")
+
+    def type_and_die():
+        command = [sys.executable, "-c", TYPES, phone.serial, str(phone.port)]
+        done = subprocess.run(command, cwd=ROOT, check=False, timeout=60)
+        assert done.returncode == -signal.SIGKILL and keyboard_of(phone) == "com.android.adbkeyboard/.AdbIME"
+
+    yield type_and_die
+    phone.shell(f"setprop debug.distrl.adbkeyboard 0; ime set {LATIN}; rm -f /data/local/tmp/distrl-keyboard")
+
+
+def test_the_keyboard_is_set_back_at_the_end_also_when_the_worker_that_set_another_was_killed(phones, phone, typist):
+    with phone_source(at(phones)):
+        typist()
+    assert keyboard_of(phone) == LATIN and "distrl" not in phone.shell("ls /data/local/tmp")
+
+
+def test_the_next_run_sets_it_back_when_the_run_itself_was_killed(phones, phone, typist):
+    typist()
+    with phone_source(at(phones)):
+        assert keyboard_of(phone) == LATIN
+        typist()
+    assert keyboard_of(phone) == LATIN
+
+
+def test_who_chose_another_keyboard_since_then_keeps_it(phones, phone, typist):
+    typist()
+    phone.shell(f"ime set {LATIN}")
+    phone.shell("echo com.android.adbkeyboard/.AdbIME > /data/local/tmp/distrl-keyboard")
+    phone.restore_keyboard()
+    assert keyboard_of(phone) == LATIN and "distrl" not in phone.shell("ls /data/local/tmp")
+
+
+def test_whose_own_keyboard_is_adbkeyboard_keeps_it(phones, phone, typist):
+    typist()
+    phone.shell("rm /data/local/tmp/distrl-keyboard")
+    with phone_source(at(phones)):
+        assert phone.type_text("\u4f60\u597d")
+    assert keyboard_of(phone) == "com.android.adbkeyboard/.AdbIME"
+
+
+# ---- one phone, one worker
+
+
+@pytest.fixture
+def second_name(phone):
+    """The phone is connected under another serial, too."""
+    twin = AdbPhone(phone.serial.replace("127.0.0.1", "localhost"), port=phone.port)
+    twin.attach()
+    twin.recover(timeout=20)
+    yield twin.serial
+    twin._host(f"host:disconnect:{twin.serial}", 5)
+
+
+def test_a_phone_with_two_serials_gets_one_worker(phones, phone, second_name, capsys):
+    args = at(phones)
+    with phone_source(args) as source:
+        serials = [address.serial for address in source.addresses]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not used" in line]
+    assert args.num_workers == len(serials) == 2 and len({phone.serial, second_name} & set(serials)) == 1
+    assert phone.serial in line and second_name in line and "one worker a phone" in line
+    assert phone.shell("getprop debug.distrl.mark") == "\n"
+
+
+def test_the_cable_is_preferred_to_the_network(monkeypatch):
+    class Wired(AdbPhone):
+        def shell(self, command, *_, **__):
+            if command.startswith("setprop"):
+                marks[self.host] = command.split()[-1]
+            return "R58M12\n" if "serialno" in command else marks.get(self.host, "")
+
+    marks = {}
+    network, cable, other = Wired("10.0.0.5:5555", "a"), Wired("R58M12", "a"), Wired("10.0.0.6:5555", "b")
+    assert each_once([network, cable, other]) == ([cable, other], [(network, cable)])
+
+
+def test_phones_that_only_share_a_serial_number_are_two(phones, other):
+    """Emulators do, and some cheap phones."""
+    with sim.start_phones(1, seed=0, latency=0.0, dialogs=0.0, failed_loads=0.0) as like:
+        ask = "getprop ro.serialno"
+        found, _ = find_devices(at(phones, like))
+        assert len({phone.shell(ask) for phone in found}) == 2 and len(found) == 3
+        assert each_once(found) == (found, [])
+
+
+def test_a_phone_on_two_servers_is_one(phones, phone, other, capsys):
+    twin = AdbPhone(phone.serial, port=other.port)
+    twin.attach()
+    twin.recover(timeout=20)
+    try:
+        with phone_source(at(phones, other)) as source:
+            assert len(source.addresses) == 4
+        out = capsys.readouterr().out
+        assert all(f"{phone.serial} on 127.0.0.1:{server.port}" in out for server in (phones, other))
+    finally:
+        twin._host(f"host:disconnect:{phone.serial}", 5)
+
+
+# ---- a lock screen
+
+
+def test_a_lock_screen_is_put_away_and_one_with_a_pin_refused_before_a_worker_starts(phones, phone, monkeypatch):
+    monkeypatch.setattr("adb_phone._UP_TIMEOUT", 0.3)
+    phones.fault(phone.serial, "locked")
+    with phone_source(at(phones)):
+        assert phone.foreground()[0]
+    phones.fault(phone.serial, "pin")
+    try:
+        with pytest.raises(UsageError, match=f"{phone.serial}.*its screen is locked.*unlock it"):
+            phone_source(at(phones)).__enter__()
+    finally:
+        phones.fault(phone.serial, "none")
 
 
 # ---- emulators that are ours
@@ -166,6 +299,30 @@ def test_emulators_are_launched_for_a_run_and_ended_with_it(machine):
         phone.shell("id")
     with pytest.raises(UsageError, match="--avd pixel: no AVD 'pixel'"):
         phone_source(PhoneArgs(avd="pixel", num_workers=1)).__enter__()
+
+
+def test_no_more_emulators_are_launched_than_memory_is_enough_for(machine, monkeypatch, capsys):
+    monkeypatch.setattr("emulator.free_memory", lambda: 1200)  # the AVD's phone takes 64 MB, its emulator 512 more
+    args = PhoneArgs(avd="test")
+    with phone_source(args) as source:
+        assert args.num_workers == len(source.addresses) == 2
+    out = capsys.readouterr().out
+    assert "2 emulators, not 32: memory is enough for no more (about 576 MB each, 1,200 MB free)" in out
+    monkeypatch.setattr("emulator.free_memory", lambda: 500)
+    with pytest.raises(UsageError, match="--avd test: not enough memory for one .* 576 MB each, 500 MB free"):
+        phone_source(PhoneArgs(avd="test")).__enter__()
+    with pytest.raises(UsageError, match="no AVD 'pixel'"):
+        phone_source(PhoneArgs(avd="pixel")).__enter__()
+
+
+def test_B16_an_adb_server_that_we_start_gets_no_key(monkeypatch):
+    seen = []
+    monkeypatch.setenv("GEMINI_API_KEY", "not-a-real-key")
+    monkeypatch.setattr("subprocess.run", lambda command, **options: seen.append((command, options["env"])))
+    assert start_server(1)
+    ((command, environment),) = seen
+    assert "start-server" in command and environment["PATH"] == os.environ["PATH"]
+    assert "GEMINI_API_KEY" not in environment
 
 
 # ---- three outages in a row

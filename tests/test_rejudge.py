@@ -2,12 +2,14 @@
 
 import base64
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from args import Args
+from android_env import Action, format_action
+from args import Args, JudgeArgs
 from evaluator import JudgeConfig, Verdict, VisionJudge
 from journal import Journal
 from judge_clients import Answer
@@ -68,6 +70,37 @@ def test_B4_unknown_trajectories_are_settled_and_listed_for_training(tmp_path):
     assert settle(tmp_path, Verdicts(no=False, unknown=False)) == {"failure": 1, "no screens": 1}
     with Journal(tmp_path / "journal.sqlite") as journal:
         assert journal.meta["settled"] == [late, failed, held_out, still]
+
+
+def test_the_judge_is_told_the_actions_as_it_would_have_been_at_once(tmp_path):
+    tap = format_action(Action("DUAL_POINT", (0.5, 0.25), (0.5, 0.25)))
+    raw = trajectory([(3, b"no")])
+    raw.actions[:3] = ["Action Plan: [DUAL_POINT, TYPE], " + tap, "x" * 1000, tap.replace("0.2500", "0.25")]
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        id = store(journal, raw)
+    judge = Verdicts(no=False)
+    settle(tmp_path, judge)
+    assert judge.asked[0][2] == [tap, "x" * 300, tap]
+    with Journal(tmp_path / "journal.sqlite") as journal:  # what the policy wrote stays what it wrote
+        assert Trajectory.from_bytes(journal.get(id).data).actions == raw.actions
+
+
+def test_limits_of_the_command_count_for_the_runs_own_judge(tmp_path, monkeypatch):
+    from calibrate import main
+    from run_folder import make_folder
+
+    args, seen = Args(), []
+    args.judge = JudgeArgs("openai", "m", "http://127.0.0.1:1", judge_rpm=60.0, max_judge_calls=9)
+    run = make_folder(tmp_path, "run", args)
+    Journal(run / "journal.sqlite").close()
+    monkeypatch.setattr("rejudge.settle", lambda run, judge: seen.append(judge.config) or Counter())
+    for flags in ([], ["--judge-rpm", "5"], ["--judge-votes", "3", "--max-judge-calls", "0"],
+                  ["--judge", "openai:n@http://127.0.0.1:1", "--judge-rpm", "2"]):  # fmt: skip
+        assert main(["--rejudge", str(run), *flags]) == 0
+    assert [(c.model, c.rpm, c.max_calls, c.votes) for c in seen] == [
+        ("m", 60.0, 9, 1), ("m", 5.0, 9, 1), ("m", 60.0, 0, 3), ("n", 2.0, 0, 1)]
+    assert {c.ledger for c in seen} == {str(run / "judge.sqlite")}
+    assert main(["--rejudge", str(run), "--judge-rpm", "-1"]) == 2
 
 
 def test_an_outage_at_rejudging_leaves_everything_as_it_was(tmp_path):

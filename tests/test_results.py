@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from report import read_metrics
@@ -99,3 +100,36 @@ def test_e9_tracking_goes_offline_when_the_server_does_not_answer(tmp_path, monk
     monkeypatch.delenv("WANDB_MODE", raising=False)
     assert start_tracking(Args(), tmp_path) == "offline" and modes == ["online", "offline"]
     assert "no answer: logging offline" in capsys.readouterr().out
+
+
+def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_restarts(tmp_path, capsys):
+    from args import Args
+    from policy import AutoUIPolicy
+    from replay import Trajectory
+    from run_distrl import Experiment
+    from tasks import parse_task
+
+    task, info = parse_task("Open the clock"), {"worker": 0, "reason": "", "serial": "R58M12", "seconds": 2.0}
+    info |= {"policy_seconds": 1.0, "server_batch": 1.0}
+    policy = AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64)
+    run = Experiment(Args(), tmp_path, [task], [task], policy)
+    run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, env_steps=5)
+    for split, more in (("train", {}), ("warmup", {"unsupported_text": 2}), ("train", {"unsupported_text": 1})):
+        played = Trajectory(
+            task.instruction, task.family, ["p0", "p1"], np.zeros((2, 1408), np.float16), ["a"], token_ids=[[1]],
+            logprobs=[[-1.0]], rewards=[0.0], invalid=[False], policy_version=[0], terminated=True, truncated=False,
+            success=False, info=info | more,
+        )  # fmt: skip
+        run.on_trajectory(SimpleNamespace(split=split, task=task, greedy=True), played.to_bytes())
+    run.journal.close()
+    while run.receive():
+        pass
+    run.log(1.0, 10.0)
+    out = capsys.readouterr().out
+    assert out.count("warning: R58M12 has no ADBKeyBoard") == 1 and "2 restarts" in out
+    (row,) = read_metrics(tmp_path / "metrics.csv")
+    assert (row["stats/unsupported_text"], row["stats/phone_restarts"], row["stats/worker_restarts"]) == (3, 2, 3)
+    run.save()
+    again = Experiment(Args(), tmp_path, [task], [task], policy)
+    again.load()
+    assert again.unsupported == 3
