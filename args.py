@@ -97,7 +97,7 @@ class TaskArgs:
     """steps before an episode is cut; default: 15, Web Shopping 20"""
     total_trajectories: int = 4000
     """stop training after this many trajectories ..."""
-    train_minutes: float = 10.5
+    train_minutes: float = 11.8
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
