@@ -418,3 +418,12 @@ def test_faults_can_be_given_on_the_command_line(kinds, states):
     command[-1] = "--fault=nonsense"
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2 and "unauthorized" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_adb_server_that_dies_is_started_again_with_its_phones():
+    with sim.start_phones(2, latency=0.0) as phones:
+        os.kill(phones.pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while adb(phones, "devices", serial=None).stdout.count(b"\tdevice") < 2:
+            assert time.monotonic() < deadline
+        assert adb(phones, "shell", "echo here").stdout == b"here\n"
