@@ -10,21 +10,26 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import termios
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from test_run import ROOT, TINY, Program, contents, gone, wait_for_trajectories
 
+from adb_phone import AdbTimeout
+from args import PhoneArgs
 from journal import Journal
+from phone_source import phone_source
 from policy import AutoUIPolicy
 from replay import Trajectory
-from run_folder import load_checkpoint, save_checkpoint
+from run_folder import UsageError, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -339,3 +344,26 @@ def test_D19_memory_and_checkpoint_stay_flat_when_the_replay_is_filled_three_tim
     (once, small), (thrice, large) = (map(int, line.split()) for line in done.stdout.splitlines())
     assert once > 60_000  # kB: the trajectories are most of it
     assert thrice < 1.1 * once and large < 1.05 * small
+
+
+# ---------------------------------------------------------------------- small things that hang great ones
+
+
+def test_E5_E18_no_race_with_an_empty_queue_and_no_alarm_that_only_the_main_thread_hears():
+    for path in ROOT.glob("*.py"):
+        assert not re.search(r"\.empty\(\)|SIGALRM|setitimer", path.read_text()), path
+
+
+def test_E18_a_commands_deadline_holds_in_a_thread(phones, phone):
+    phones.fault(phone.serial, "mute", 1)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AdbTimeout, match="within 0.3 s"):
+        pool.submit(phone.shell, "getprop", timeout=0.3).result(timeout=10)
+
+
+def test_E17_a_placeholder_in_a_hosts_place_is_refused_with_its_name(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UsageError, match="worker_ip1:5037.*Name or service not known"):
+        phone_source(PhoneArgs(adb_server=("worker_ip1:5037",))).__enter__()
