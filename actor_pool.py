@@ -37,7 +37,7 @@ from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
 
-MESSAGE_SECONDS = 5  # from the first byte of a message to its last
+MESSAGE_SECONDS = 2  # from the first byte of a message to its last
 
 
 @dataclass
