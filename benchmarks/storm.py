@@ -62,6 +62,15 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def send(pid: int, signum: int) -> bool:
+    """False: it has gone."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def wait_for(condition: Callable[[], object], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -117,7 +126,7 @@ class Run:
 
     def start(self) -> None:
         """A new session, in training when this returns."""
-        resumed = bool(self.seen)
+        resumed = any(self.runs.iterdir())
         flags = ["--resume", self.folder] if resumed else self.flags
         journaled = len(self.seen)
         self.said = []
@@ -165,7 +174,7 @@ class Run:
             self.counts["leaked"] += len(left)
             print(f"LEAKED after {what}: {left}", flush=True)
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
+                send(pid, signal.SIGKILL)
         print(f"  {what}: all gone {time.monotonic() - began:.1f} s after its end", flush=True)
         self.look()
 
@@ -197,9 +206,7 @@ class Storm:
 
     def kill(self, name: str, signum: int) -> int | None:
         pid = self.run.names().get(name)
-        if pid:
-            os.kill(pid, signum)
-        return pid
+        return pid if pid and send(pid, signum) else None
 
     def worker_killed(self) -> Fault | None:
         index = self.random.randrange(self.num)
@@ -208,7 +215,7 @@ class Storm:
     def worker_stopped(self) -> Fault | None:
         index, seconds = self.random.randrange(self.num), self.random.uniform(2, 15)
         if pid := self.kill(f"worker {index}", signal.SIGSTOP):
-            self.later.append((time.time() + seconds, lambda: go_on(pid)))
+            self.later.append((time.time() + seconds, lambda: send(pid, signal.SIGCONT)))
             return Fault("worker stopped a while", {index}, time.time() + seconds)
         return None
 
@@ -254,7 +261,7 @@ class Storm:
         return Fault("phone reboots", {serial}, time.time())
 
     def judge_out(self) -> Fault:
-        self.judge.back = time.time() + self.random.uniform(3, 20)
+        self.judge.back = max(self.judge.back, time.time() + self.random.uniform(3, 20))
         return Fault("judge out", self.everybody(), self.judge.back)
 
     def main_killed(self) -> None:
@@ -358,12 +365,3 @@ class Storm:
         for fault in open_faults():
             self.run.counts["stood still"] += 1
             print(f"NOT RECOVERED: {fault}", flush=True)
-
-
-def go_on(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass  # replaced meanwhile
-
-
