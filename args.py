@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from evaluator import JudgeConfig, check
 from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient
 from judge_ledger import Ledger, Stopped
-from run_folder import RunStopped, UsageError, check_range, make_folder
+from recorded import alone
+from run_folder import RunStopped, UsageError, check_range, make_folder, read_args
 from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks
 
@@ -179,6 +180,14 @@ class AlgorithmArgs:
 
 
 @dataclass
+class RecordedArgs:
+    offline: tuple[Path, ...] = ()
+    """learn from these runs or journals before phones play; with --total-trajectories 0, from them alone"""
+    replay: Expert[Path | None] = None
+    """repeat this run's learning from its journal, without phones; its own flags hold, but for those given"""
+
+
+@dataclass
 class Args:
     run: RunArgs = field(default_factory=RunArgs)
     phones: PhoneArgs = field(default_factory=PhoneArgs)
@@ -186,15 +195,21 @@ class Args:
     policy: PolicyArgs = field(default_factory=PolicyArgs)
     judge: JudgeArgs = field(default_factory=JudgeArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
+    recorded: RecordedArgs = field(default_factory=RecordedArgs)
 
 
 def parse(description: str) -> Args:
-    """The command line; `--help` and `--help-all` print and exit."""
+    """The command line; `--help` and `--help-all` print and exit. UsageError: --replay of what is no run."""
     import tyro
 
     line = ["--help" if word == SHOW_ALL else word for word in sys.argv[1:]]
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
-    return tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
+    args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
+    if args.recorded.replay and not args.run.resume:
+        run = read_args(args.recorded.replay, Args, "--replay")
+        run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
+        args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
+    return args
 
 
 def check_phones(phones: PhoneArgs) -> None:
@@ -243,12 +258,16 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         if args.phones.simulated:
             args.phones.latency = 0.0
     check_policy(args.policy)
-    train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
-    test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)
-    test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
+    if alone(args):  # a run that is shared needs no instruction files
+        train, test = [], []
+    else:
+        number = args.tasks.eval_episodes
+        train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
+        test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", number)
+        test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:
         return train, test, args.run.resume
-    kind = "sim" if args.phones.simulated else "adb"
+    kind = "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
 
