@@ -34,7 +34,8 @@ def write(path: Path, policy, outcomes, *, seed=0, split="train", change=lambda 
             trajectory = change(play(policy, success, seed=seed + number))
             journal.append(
                 instruction=trajectory.instruction, family=trajectory.family, success=success, reward=0.0,
-                length=len(trajectory), policy_version=1, worker=7, split=split, reason="said", data=trajectory.to_bytes(),
+                length=len(trajectory), policy_version=1, worker=7, split=split, reason="said",
+                data=trajectory.to_bytes(),
             )  # fmt: skip
     return path
 
