@@ -16,6 +16,7 @@ the user's name (`pkill -u`).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -26,7 +27,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import adbutils
 
@@ -64,7 +67,8 @@ def allocate_ports(count: int, busy: Callable[[int], bool] = lambda port: False)
     are `busy`. Raises ValueError for more than 64."""
     if not 1 <= count <= MOST:
         raise ValueError(f"{count} emulators: 1 to {MOST} fit in the ports that the emulator knows")
-    ports = [port for port in range(FIRST_PORT, FIRST_PORT + 2 * MOST, 2) if not busy(port)][:count]
+    free = (port for port in range(FIRST_PORT, FIRST_PORT + 2 * MOST, 2) if not busy(port))
+    ports = list(islice(free, count))
     if len(ports) < count:
         raise ValueError(f"only {len(ports)} of the {MOST} emulator ports are free: end other emulators, or use fewer")
     return ports
@@ -80,6 +84,17 @@ def in_use(port: int) -> bool:
             except OSError:
                 return True
     return False
+
+
+def claim(port: int) -> IO | None:
+    """A lock on this console port until it is closed; None: another run has it, and may not listen there yet."""
+    lock = open(Path(tempfile.gettempdir()) / f"distrl-{os.getuid()}-emulator-{port}.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock
+    except OSError:
+        lock.close()
+        return None
 
 
 def find_emulator() -> str:
@@ -219,13 +234,14 @@ class Emulators:
         self.phones: list[AdbPhone] = []
         self.servers: list[int] = []  # their ports
         self._children: dict[str, _Guarded] = {}  # serial, or the server's port -> process
+        self._locks: list[IO] = []  # of their console ports
         self._folder: Path | None = None
 
     def __enter__(self) -> Emulators:
         self._folder = Path(tempfile.mkdtemp(prefix="distrl-emulators-"))
         try:
             try:
-                ports = allocate_ports(self.count, in_use)
+                ports = allocate_ports(self.count, lambda port: in_use(port) or not self._claim(port))
             except ValueError as error:
                 raise EmulatorError(str(error)) from error
             for index, port in enumerate(ports):
@@ -247,6 +263,12 @@ class Emulators:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _claim(self, port: int) -> bool:
+        lock = claim(port)
+        if lock:
+            self._locks.append(lock)
+        return lock is not None
 
     def _start_server(self) -> None:
         with socket.socket() as probe:  # above the ports where adb looks for emulators
@@ -308,5 +330,7 @@ class Emulators:
         for child in [*emulators, *self._children.values()]:
             child.close()
         self._children.clear()
+        for lock in self._locks:
+            lock.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -30,19 +30,12 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("any_phone", kinds, indirect=True)
 
 
-# Whole programs, a test each: the longest first, so that the processes of the suite end together.
-PROGRAMS = ("test_run", "test_phone_run", "test_policy_flags", "test_judged_run", "test_actor_pool")
+# They run whole programs: first, so that the suite's two processes end together.
+LONG = ("test_run", "test_actor_pool", "test_policy_flags", "test_phone_run", "test_judged_run", "test_phone_source")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Who shares a process: tests of a file, whose phones are started once; those with emulators, whose ports are few."""
-    items.sort(key=lambda item: (PROGRAMS.index(item.path.stem) if item.path.stem in PROGRAMS else len(PROGRAMS)))
-    for item in items:
-        group = item.name if item.path.stem in ("test_run", "test_policy_flags") else item.path.stem
-        if {"sdk", "any_phone"} & set(item.fixturenames):
-            group = "emulators"
-        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

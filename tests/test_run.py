@@ -112,7 +112,6 @@ def test_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "unknown.txt").write_text("Open the calendar\n\npaint the fence\n")
     (tmp_path / "no_run").mkdir()
-    (tmp_path / "garbage").write_bytes(b"not a policy")
     busy = socket.create_server(("127.0.0.1", 0))
     port, policy = busy.getsockname()[1], f"--policy {folder}/policy.safetensors"
     cases = {
@@ -124,7 +123,6 @@ def test_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
         f"--runs-dir {tmp_path}/empty.txt": "cannot write there",
         f"--resume {tmp_path}/no_run": "no_run: not a run's folder",
         f"--policy {tmp_path}/none": "none: no such file or folder",
-        f"--policy {tmp_path}/garbage": "garbage",
         f"--policy {folder}/mixed.safetensors": r"another policy size.*, 32\) in the file, .*, 48\) here",
         f"--adb-port {port} {policy}": f"--adb-port {port}: Address already in use",
     }
