@@ -19,6 +19,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +36,8 @@ from evaluator import JudgeConfig, make_judge
 from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
+
+MESSAGE_SECONDS = 5  # from the first byte of a message to its last
 
 
 @dataclass
@@ -59,9 +63,8 @@ class ActorPool:
     on_lost(episode)                       the worker that played it died; from the pool's thread
     server_options                         further arguments of `policy_server`
     restart_phone(address)                 outages in a row on this phone; from the pool's thread: return at once
+    ahead                                  episodes a worker holds, so that it never waits for the main process
     """
-
-    AHEAD = 2  # episodes a worker holds, so that it never waits for the main process
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class ActorPool:
         judge: JudgeConfig = JudgeConfig(),  # noqa: B008  (frozen)
         max_batch: int = 32,
         worker_timeout: float = 120.0,
+        ahead: int = 2,
         seed: int = 0,
     ):
         # Preloading happens in the fork server, which looks for modules in its own path.
@@ -85,9 +89,10 @@ class ActorPool:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["actor_pool", *(["gemini_sdk"] if judge.kind == "gemini" else [])])
+        extra = ["gemini_sdk"] if judge.kind == "gemini" else []
+        self._context.set_forkserver_preload(["fork_server", "actor_pool", *extra])
         self.weights = weights_for(self._context)
-        self._policy_path, self._max_batch, self._timeout = policy_path, max_batch, worker_timeout
+        self._policy_path, self._max_batch, self._timeout, self._ahead = policy_path, max_batch, worker_timeout, ahead
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
         self._restart_phone, self._judge = restart_phone, judge
         self._env_options, self._server_options, self._seed = env_options or {}, server_options or {}, seed
@@ -104,12 +109,15 @@ class ActorPool:
         self.last_error = ""
         self.error: BaseException | None = None  # why the pool gave up
 
-    def start(self, timeout: float = 120.0) -> None:
-        """Start everything; return when the policy server and every worker answer, or raise after `timeout`."""
+    def start(self, timeout: float = 120.0, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Start everything; return when the policy server and every worker answer, or raise after `timeout`.
+
+        `stopping()`: nobody waits for them any more. Only from a thread that lives as long as they are to.
+        """
         _start_fork_server()
         self._thread.start()
         deadline = time.monotonic() + timeout
-        while not (self.server_ready and all(slot.ready for slot in self._slots)):
+        while not (self.server_ready and all(slot.ready for slot in self._slots)) and not stopping():
             if self.error:
                 raise RuntimeError(f"no worker could be started: {self.last_error or self.error}") from self.error
             if time.monotonic() > deadline:
@@ -126,11 +134,13 @@ class ActorPool:
         processes = [process for process in processes if process is not None]
         for process in processes:
             process.terminate()
+        deadline = time.monotonic() + 2  # for all of them: one that is stopped (SIGSTOP) does not hear it
         for process in processes:
-            process.join(timeout=3)
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
-                process.join(timeout=3)
+        for process in processes:
+            process.join(timeout=3)
         if self.error is None and not self._thread.is_alive():
             try:
                 for slot in self._slots:
@@ -224,6 +234,8 @@ class ActorPool:
     def _spawn(self, slot: _Slot) -> None:
         ours, theirs = self._context.Pipe()
         to_server, server_end = self._context.Pipe()
+        for end in (ours, server_end):
+            _read_in_time(end)
         blip2 = bool(self._server_options.get("blip2"))
         arguments = (slot.index, slot.address, self._env_options, self._judge, theirs, to_server, blip2)
         process = self._context.Process(target=worker, args=arguments, daemon=True)
@@ -238,7 +250,7 @@ class ActorPool:
         slot.heard, slot.ready, slot.said = time.monotonic(), False, ""
 
     def _feed(self, slot: _Slot) -> None:
-        while slot.ready and len(slot.pending) < self.AHEAD:
+        while slot.ready and len(slot.pending) < self._ahead:
             episode = self._next()
             if episode is None:
                 return
@@ -252,6 +264,10 @@ class ActorPool:
     def _receive(self, slot: _Slot) -> None:
         try:
             kind, content = slot.episodes.recv()
+        except BlockingIOError:  # stopped in mid-sentence: what still came could not be told from a beginning
+            slot.process.kill()
+            slot.episodes.close()
+            return self._bury(slot, "stopped in the middle of a message")
         except (EOFError, ConnectionResetError, OSError):
             return self._bury(slot, "its pipe closed")
         slot.heard = time.monotonic()
@@ -309,11 +325,19 @@ class ActorPool:
         slot.retry_at = time.monotonic() + min(30.0, 0.25 * 2**slot.failures)
 
 
+def _read_in_time(connection: Connection) -> None:
+    """From now on its `recv` waits for the rest of a message that has begun for `MESSAGE_SECONDS` at most, then raises
+    BlockingIOError: a sender that is stopped in between must not hold up the reader of all the others."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_SECONDS, 0))
+
+
 def _start_fork_server() -> None:
-    """The fork server, and so every child, never sees a Ctrl-C: that is for the main process alone."""
-    resource_tracker.ensure_running()  # first, since it unblocks the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """The fork server, and so every child, hears no Ctrl-C and no hang-up: those are for the main process alone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        resource_tracker.ensure_running()  # it unblocks SIGINT
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -322,24 +346,27 @@ def _start_fork_server() -> None:
 class SerialPool:
     """One phone, one environment and the learner's own policy in this process: `pump` plays one episode.
 
-    Slower, but repeatable bit for bit for a seed (on phones without latency), and a debugger can step through it.
+    Slower, but repeatable bit for bit for a seed (on phones without latency), and a debugger can step through it. An
+    episode's sampling follows from its own seed, so that a resumed run needs no more than the episode to repeat it.
+    journaled(episode)                     True: it was played, and taken from the journal
     """
 
     alive, restarts, server_restarts, error, last_error = 1, 0, 0, None, ""
     pids: tuple[int, ...] = ()
 
     def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None,
-                 judge: JudgeConfig = JudgeConfig(), see=thumbnail_features, seed=0):  # fmt: skip # noqa: B008
+                 judge: JudgeConfig = JudgeConfig(), see=thumbnail_features,  # noqa: B008
+                 journaled: Callable[[Episode], bool] = lambda episode: False):  # fmt: skip
         import torch
 
         how = phone.env_options | (env_options or {})
         self._env = AndroidEnv(phone.connect(), None, make_judge(judge), **how)
         self._rollout = dict(see=see, validity=judge.validity)
         self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
-        self.generator = torch.Generator().manual_seed(seed)
+        self._journaled, self._generator = journaled, torch.Generator()
         self.version, self.env_steps = 0, 0
 
-    def start(self, timeout: float = 0.0) -> None:
+    def start(self, timeout: float = 0.0, stopping: Callable[[], bool] = lambda: False) -> None:
         """Nothing to start."""
 
     def stop(self) -> None:
@@ -348,13 +375,14 @@ class SerialPool:
     def pump(self) -> None:
         """Play the next episode, when there is one."""
         episode = self._next()
-        if episode is None:
+        if episode is None or self._journaled(episode):
             return
+        self._generator.manual_seed(episode.seed)
         trajectory = rollout(self._env, episode, self._act, **self._rollout)
         self.env_steps += len(trajectory)
         trajectory.info["worker"] = 0
         self._on_trajectory(episode, trajectory.to_bytes())
 
     def _act(self, prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
-        output = self._policy.act([prompt], feature[None], greedy=greedy, generator=self.generator)
+        output = self._policy.act([prompt], feature[None], greedy=greedy, generator=self._generator)
         return Sample(output.texts[0], output.token_ids[0], output.logprobs[0], self.version)

@@ -48,6 +48,8 @@ class RunArgs:
     """go on with this run folder; every other flag is taken from it"""
     serial: bool = False
     """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
+    sync: Expert[bool] = False
+    """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
     track: bool = False
     """log to Weights and Biases as well (offline when no key is set)"""
 

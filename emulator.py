@@ -313,6 +313,10 @@ class Emulators:
 
     def relaunch(self, serial: str) -> None:
         """Kills one emulator and launches it again; returns at once, `AdbPhone.recover` waits for its boot."""
+        server = self._children[f"adb server {next(p.port for p in self.phones if p.serial == serial)}"]
+        if server.ended:  # its emulators are fine: `recover` announces them to the new one
+            server.start()
+            return
         child = self._children[serial]
         child.kill()
         child.start()

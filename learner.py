@@ -150,7 +150,7 @@ class Learner:
         mask = batch["mask"]
         logits, values = self._values(batch)
         if not logits.isfinite().all():
-            return self._skip(self.critic_optimizer, "the critic's output")
+            return self._skip(self.critic_optimizer, "the critic's output", batch)
         # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
         targets, _ = self._targets(batch, torch.zeros_like(batch["rewards"]), values)
         step_logits = torch.zeros(*mask.shape, 2)
@@ -161,7 +161,7 @@ class Learner:
         first = np.stack([t.features[0] for t in trajectories]).astype(np.float32)  # [B, 1408]
         trajectory_logits = self.trajectory_critic([t.prompts[0] for t in trajectories], first)
         trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
-        self._step(self.critic_optimizer, value_loss + trajectory_loss)
+        self._step(self.critic_optimizer, value_loss + trajectory_loss, batch)
         losses = {"value_loss": value_loss, "trajectory_value_loss": trajectory_loss}
         return {f"losses/{name}": float(loss.detach()) for name, loss in losses.items()}
 
@@ -174,7 +174,7 @@ class Learner:
         with torch.no_grad():
             _, values = self._values(batch)
             if not (logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()):
-                return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value")
+                return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value", batch)
             targets, advantages = self._targets(batch, log_rho, values)
             advantages = aride.normalise_advantages(
                 advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
@@ -184,13 +184,13 @@ class Learner:
             invalid=batch["invalid"], mask=mask, rho_clip=config.rho_clip, entropy_coef=config.entropy_coef,
             invalid_coef=config.invalid_coef, ratio_trust=config.ratio_trust or None,
         )  # fmt: skip
-        norm = self._step(self.policy_optimizer, loss)
+        norm = self._step(self.policy_optimizer, loss, batch)
         self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
         losses = ("policy_loss", "entropy", "invalid_penalty")
         named = {f"{'losses' if name in losses else 'stats'}/{name}": value for name, value in metrics.items()}
         return named | {"losses/grad_norm": norm}
 
-    def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+    def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, batch: dict) -> float:
         """One clipped optimiser step, skipped when the loss or the gradient is not finite. Returns the norm."""
         parameters = optimizer.param_groups[0]["params"]
         optimizer.zero_grad(set_to_none=True)
@@ -200,16 +200,18 @@ class Learner:
             optimizer.step()
             self._in_a_row[optimizer] = 0
         else:
-            self._skip(optimizer, f"the loss ({float(loss.detach())}) or its gradient's norm ({norm})")
+            self._skip(optimizer, f"the loss ({float(loss.detach())}) or its gradient's norm ({norm})", batch)
         return norm
 
-    def _skip(self, optimizer: torch.optim.Optimizer, what: str) -> dict[str, float]:
+    def _skip(self, optimizer: torch.optim.Optimizer, what: str, batch: dict) -> dict[str, float]:
         """Leave this step out: no parameter and no optimiser state changes. The third time in a row ends the run."""
         self.skipped += 1
         self._in_a_row[optimizer] += 1
         if self._in_a_row[optimizer] >= 3:
             whose = "the policy" if optimizer is self.policy_optimizer else "the critics"
-            raise FloatingPointError(f"{whose}: {what} was not finite three times in a row: lower --learning-rate")
+            ids = ", ".join(map(str, sorted(set(map(int, batch["ids"])))))
+            raise FloatingPointError(f"{whose}: {what} was not finite three times in a row: lower --learning-rate"
+                                     f" (the last time on trajectories {ids} of the journal)")  # fmt: skip
         return {}
 
     def _set_priorities(self, batch: dict, log_rho, entropy, targets, values) -> None:
@@ -247,7 +249,8 @@ class Learner:
             "policy_optimizer": self.policy_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "replay": self.replay.state_dict(),
-            "counters": {"critic_steps": self.critic_steps, "updates": self.updates, "seen": self.seen},
+            "counters": {name: getattr(self, name) for name in ("critic_steps", "updates", "seen", "skipped")},
+            "skipped_in_a_row": list(self._in_a_row.values()),
         }
 
     def load_state_dict(self, state: dict, fetch) -> None:
@@ -263,5 +266,6 @@ class Learner:
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.replay.load_state_dict(state["replay"], fetch)
+        self._in_a_row = dict(zip(self._in_a_row, state.get("skipped_in_a_row", (0, 0)), strict=True))
         for name, value in state["counters"].items():
             setattr(self, name, value)

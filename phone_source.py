@@ -134,9 +134,15 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         for phone, is_virtual in zip(found, virtual, strict=True)
     ]  # fmt: skip
     what = f"{len(found)} phone{'s' * (len(found) > 1)}: {', '.join(phone.serial for phone in found)}"
+
+    def connect_again(address: PhoneAddress) -> None:
+        if not phones.adb_server:  # this machine's: it may have died
+            start_server(address.port)
+        phone_at(address).attach(1.0)
+
     try:
         addresses = with_packages(addresses)
-        yield Source(what, addresses, lambda latency: None, lambda address: phone_at(address).attach(1.0))
+        yield Source(what, addresses, lambda latency: None, connect_again)
     finally:
         for phone, keyboard in zip(found, keyboards, strict=True):
             try:

@@ -29,7 +29,6 @@ import dataclasses
 import json
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -40,6 +39,7 @@ from journal import Journal, JournalError
 from replay import Trajectory
 from run_folder import RunStopped, UsageError, load_checkpoint
 from screen_features import FEATURE_DIM
+from stop_signals import on_stop_signals
 
 PACE_FLAGS = ("updates_per_trajectory", "learning_starts", "critic_warmup")  # a recorded pace is for these values only
 
@@ -246,18 +246,17 @@ def feed(run) -> None:
     run.recent.clear()  # what phones play from now on is told apart
 
 
-def learn_alone(run, interrupt: Callable) -> int:
+def learn_alone(run) -> int:
     """A run of an `Experiment` that is nothing but recorded trajectories, and its results. Returns the exit code."""
     from results import start_tracking, table
 
     run.pool, run.phones = NoPool(), "none"
-    run.version = run.version or 1  # as if the policy it starts with had been published
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    on_stop_signals(lambda: setattr(run, "stopping", True))
     print(f"DistRL: no phones: no evaluation\n  folder {run.folder}", flush=True)
     if run.args.run.track:
         run.tracker = start_tracking(run.args, run.folder)
     try:
+        run.publish()  # to nobody: the versions count as in the run itself
         feed(run)
         saved = run.save()
     finally:

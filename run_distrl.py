@@ -5,7 +5,8 @@
     python run_distrl.py --check                          # is all there that this needs? With the same flags
     python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
     python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
-    python run_distrl.py --replay runs/NAME                 # its learning again, without phones; see also --offline
+    python run_distrl.py --sync                           # the baseline: all workers finish a round, then it learns
+    python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
 written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
@@ -20,10 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import queue
 import shutil
-import signal
 import sys
 import time
 from collections import deque
@@ -34,6 +33,7 @@ from args import Args, judge_config, parse, prepare, start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from recorded import Recording, alone, feed, learn_alone, read
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint, write_args
+from stop_signals import on_stop_signals
 from tasks import Task, overlap
 
 ROOT = Path(__file__).resolve().parent
@@ -63,6 +63,7 @@ class Experiment:
         self.learner = Learner(policy, args.algorithm, seed=args.run.seed, text_encoder=encoder)
         self.schedule = Schedule(train_tasks, args.run.seed)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.played: deque = deque()  # --serial, resumed: (id, trajectory) of what was journaled after the checkpoint
         # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
         self.journal_path = folder / "journal.sqlite"
         self.journal: Journal | None = None
@@ -116,6 +117,13 @@ class Experiment:
         if not self.schedule.lost(episode):
             self.inbox.put((episode, None, None))
 
+    def from_journal(self, episode) -> bool:
+        """--serial, resumed: a training episode that was journaled after the checkpoint is not played twice."""
+        if not self.played or episode.split != "train":
+            return False
+        self.inbox.put((episode, *self.played.popleft()))
+        return True
+
     def receive(self, timeout: float = 0.0) -> bool:
         """Take one trajectory from the inbox. Returns False when none came within `timeout` seconds."""
         try:
@@ -135,6 +143,7 @@ class Experiment:
     def take(self, trajectory, id: int) -> None:
         """A training trajectory has come: to the learner, and to what is told."""
         self.admit(trajectory, id)
+        self.schedule.back()
         self.recent.append(
             {
                 "success": trajectory.success, "return": float(trajectory.rewards.sum()), "length": len(trajectory),
@@ -171,10 +180,11 @@ class Experiment:
 
     def publish(self) -> None:
         """Give the newest weights to the actors."""
-        self.version += 1
-        if self.args.run.serial:
+        if self.args.run.serial:  # it acts with the learner's own weights: resumed, it still has the same version
+            self.version += self.pool.version == self.version
             self.pool.version = self.version
         else:
+            self.version += 1
             self.pool.weights.publish(self.policy.published(), self.version)
 
     def evaluate(self, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
@@ -198,7 +208,8 @@ class Experiment:
         """Collect and learn until the budget is used up."""
         tasks = self.args.tasks
         total = tasks.total_trajectories + self.offline
-        started, shown, saved, asked = time.monotonic(), time.monotonic(), time.monotonic(), self.trajectories
+        started, shown, saved = time.monotonic(), time.monotonic(), time.monotonic()
+        asked = self.trajectories - self.trajectories % max(tasks.eval_every, 1)
         before, steps = self.train_seconds, self.pool.env_steps
         self.schedule.training = True
         while not self.judge_pauses() and self.trajectories < total:
@@ -211,8 +222,11 @@ class Experiment:
             share = self.train_seconds / (60 * tasks.train_minutes) if tasks.train_minutes else 0.0
             share = max(share, (self.trajectories - self.offline) / tasks.total_trajectories)
             self.learner.progress = self.offline / total + (1 - self.offline / total) * share
-            if self.learner.ready:
+            if self.learner.ready and not self.schedule.in_round:
                 self.learn()
+            elif self.args.run.sync and not self.schedule.in_round:
+                self.publish()  # so that a whole round is played with the newest weights
+                self.schedule.start_round(self.args.phones.num_workers)
             elif self.args.run.serial:
                 self.pool.pump()
             else:
@@ -256,6 +270,8 @@ class Experiment:
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
+        if (invalid := metrics["stats/invalid_actions"]) > 0.5:
+            print(f"  warning: {invalid:.0%} of the last actions are no action: lower --learning-rate", flush=True)
         judged = ""
         if self.ledger:
             found = self.ledger.summary()
@@ -299,6 +315,8 @@ class Experiment:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
         import torch
 
+        while self.args.run.serial and self.receive():  # played, so part of where it stands
+            pass
         self.tick()
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
@@ -340,10 +358,19 @@ class Experiment:
                 self.unknown -= 1
                 self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
         self.settled = len(settled)
-        for row in journal.rows(split="train", since=self.last_id) if not self.args.recorded.replay else ():
-            self.admit(fetch(row.id), row.id)
+        rows = () if self.args.recorded.replay else journal.rows(split="train", since=self.last_id)
+        for id, trajectory in ((row.id, fetch(row.id)) for row in rows):
+            recorded = "recorded" in trajectory.info  # of another run: its versions and numbers say nothing here
+            if self.args.run.serial and not recorded:
+                self.played.append((id, trajectory))
+                continue
+            if not recorded:
+                self.version = max(self.version, int(trajectory.policy_version.max()))  # none is given twice
+                self.schedule.skip(trajectory.info.get("number", 0))
+            self.admit(trajectory, id)
         journal.close()
-        print(f"Resumed {self.folder} at {self.trajectories} trajectories, {self.learner.updates} updates.")
+        at = self.trajectories + len(self.played)
+        print(f"Resumed {self.folder} at {at} trajectories, {self.learner.updates} updates.")
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
@@ -465,13 +492,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
 
-    def interrupt(signum, frame):
-        experiment.stopping = True
-        signal.signal(signum, signal.SIG_DFL)  # a second one kills
-        os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
-
     if alone(args):
-        return learn_alone(experiment, interrupt)
+        return learn_alone(experiment)
     judging = start_judge(args, folder)
     families = {task.family for task in (*train_tasks, *eval_tasks)}
     with phone_source(args.phones, seed=args.run.seed, families=families) as phones:
@@ -490,7 +512,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         if args.run.serial:
             pool = SerialPool(
                 addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                env_options=env_options, judge=experiment.judge, seed=args.run.seed, see=see,
+                env_options=env_options, judge=experiment.judge, see=see, journaled=experiment.from_journal,
             )  # fmt: skip
         else:
             del see  # the policy server has its own
@@ -501,21 +523,21 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
                 next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
                 on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options,
                 judge=experiment.judge, seed=args.run.seed, worker_timeout=patience,
+                ahead=1 if args.run.sync else 2,
                 server_options=dict(
                     init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
                     blip2=blip2,
                 ),
             )  # fmt: skip
         experiment.pool = pool
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, interrupt)
+        on_stop_signals(lambda: setattr(experiment, "stopping", True))
         if args.run.track:
             experiment.tracker = start_tracking(args, folder)
         began = time.monotonic()
         try:
             experiment.publish()
             try:
-                pool.start(timeout=patience)
+                pool.start(timeout=patience, stopping=lambda: experiment.stopping)
             except RuntimeError as error:
                 raise RunStopped(str(error)) from error
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)

@@ -5,7 +5,8 @@
     args = read_args(folder, Args); state = load_checkpoint(folder)                 # --resume
 
 `args` is a dataclass of dataclasses of plain values. A checkpoint is read with `weights_only=True`: tensors, numbers
-and strings. It is written beside its final name, flushed, then renamed: a crash leaves the one before whole.
+and strings. It is written beside its final name, flushed, then renamed: a crash leaves the one before whole. One that
+cannot be read all the same (a disk that failed) is passed over for the one before; the journal has what came since.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def save_checkpoint(folder: Path, number: int, state: dict) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        for old in sorted(folder.glob("*.pt"))[:-KEPT]:
+        for old in [*sorted(folder.glob("*.pt"))[:-KEPT], *folder.glob("*.tmp")]:  # the latter: of a killed session
             old.unlink()
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
         partial.unlink(missing_ok=True)
@@ -110,15 +111,21 @@ def save_checkpoint(folder: Path, number: int, state: dict) -> Path:
 
 
 def load_checkpoint(folder: Path) -> dict | None:
-    """The newest checkpoint, None when there is none yet. UsageError: it cannot be read."""
+    """The newest checkpoint that can be read, None when there is none yet. UsageError: there are, and none can be."""
     import torch
 
-    paths = sorted((folder / "checkpoints").glob("*.pt"))
-    if not paths:
-        return None
-    try:
-        return torch.load(paths[-1], weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        why = f"{paths[-1].name} cannot be read ({why}): remove it to use the one before"
-        raise UsageError(f"--resume {folder}: {why}") from error
+    damaged = []
+    for path in sorted((folder / "checkpoints").glob("*.pt"), reverse=True):
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            damaged.append(f"{path.name} cannot be read ({why})")
+            continue
+        for what in damaged:
+            print(f"  {what}: going on from the one before, {path.name}", flush=True)
+        return state
+    if damaged:
+        remedy = "remove it to train anew on the journal's trajectories"
+        raise UsageError(f"--resume {folder}: {'; '.join(damaged)}: {remedy}")
+    return None

@@ -4,10 +4,14 @@
     schedule.training = True
     schedule.next()                                   # an Episode, or None when there is nothing to play now
     schedule.evaluate(held_out, "final", (True,), seed=1)
+
+With `--sync` training episodes come in rounds: `start_round(32)` hands out 32, and the next round can begin when all of
+them are `back` or lost.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections import Counter, deque
@@ -25,6 +29,8 @@ class Schedule:
         self._lock = threading.Lock()
         self._queue: deque = deque()
         self._losses: Counter = Counter()  # of an evaluation's episodes
+        self._left = math.inf  # training episodes that may still be handed out in this round
+        self._out = 0  # of this round: not yet back
         self.training = False
         self.number = 0  # training episodes handed out
 
@@ -39,11 +45,36 @@ class Schedule:
         with self._lock:
             if self._queue:
                 return self._queue.popleft()
-            if not self.training:
+            if not self.training or not self._left:
                 return None
-            self.number += 1
-            tasks = self._families[self.number % len(self._families)]  # every family as often
-            return Episode(self._random.choice(tasks), seed=self._random.getrandbits(31), number=self.number)
+            self._left -= 1
+            return self._draw()
+
+    def _draw(self) -> Episode:
+        self.number += 1
+        tasks = self._families[self.number % len(self._families)]  # every family as often
+        return Episode(self._random.choice(tasks), seed=self._random.getrandbits(31), number=self.number)
+
+    def skip(self, number: int) -> None:
+        """Training episodes up to this number have been played: they are not handed out again."""
+        with self._lock:
+            while self.number < number:
+                self._draw()
+
+    def start_round(self, size: int) -> None:
+        """Hand out this many training episodes, then none before the next round."""
+        with self._lock:
+            self._left = self._out = size
+
+    def back(self) -> None:
+        """A training episode's trajectory has come, or will never come."""
+        with self._lock:
+            self._out -= 1
+
+    @property
+    def in_round(self) -> bool:
+        """Are episodes of this round still to come back?"""
+        return self._out > 0
 
     def evaluate(self, tasks: list[Task], split: str, modes: tuple[bool, ...], seed: int) -> int:
         """Queue an evaluation: every task in order, once a mode (greedy or not). Returns the number of episodes."""
@@ -62,6 +93,7 @@ class Schedule:
         False: this evaluation episode has lost its third worker; it is given up, and remains without a verdict.
         """
         if episode.split == "train":
+            self.back()
             return True
         with self._lock:
             self._losses[episode] += 1

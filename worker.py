@@ -17,6 +17,7 @@ process is restarted between trajectories.
 from __future__ import annotations
 
 import base64
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -152,6 +153,7 @@ def rollout(
         info={
             "split": episode.split,
             "seed": episode.seed,
+            "number": episode.number,
             "greedy": episode.greedy,
             "serial": env.phone.serial,
             "reason": reason,
@@ -169,7 +171,7 @@ def worker(
     policy: Connection, blip2: bool = False,
 ) -> None:  # fmt: skip
     """A worker process: one phone, episodes in, trajectories out. blip2: the policy server looks at its screens."""
-    _follow_parent()
+    _follow_parent(f"worker {index}")
     phone = address.connect()
 
     def wait_on() -> None:  # so that waiting is not taken for hanging
@@ -224,7 +226,7 @@ def policy_server(
     The options must be the learner's: they say what `weights` holds (lora.py). blip2: folder of the vision encoder
     that screenshots sent by workers are given to.
     """
-    _follow_parent()
+    _follow_parent("policy server")
     import torch
 
     from lora import Receiver
@@ -244,10 +246,11 @@ def policy_server(
         for ready in wait([control, *workers]):
             try:
                 message = ready.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, ConnectionResetError, BlockingIOError):  # the last: stopped in the middle of it
                 if ready is control:
                     return
                 workers.discard(ready)
+                ready.close()
                 continue
             if ready is control:
                 workers.add(message)
@@ -284,8 +287,20 @@ def _send(connection: Connection, answer) -> None:
         pass  # that worker has died; its pipe is dropped at the next wait
 
 
-def _follow_parent() -> None:
-    """Leave Ctrl-C to the main process, and leave with it."""
+def _follow_parent(name: str) -> None:
+    """Leave Ctrl-C to the main process, and leave with it; `name` is what `ps` and `top` show."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(name)
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def die_with_parent(name: str) -> None:
+    """On Linux this process, from now on `name`, is killed when its parent ends, even while it is stopped.
+
+    The parent of all others is the fork server, which does the same (fork_server.py).
+    """
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
+        prctl(15, ctypes.c_char_p(name.encode()))  # PR_SET_NAME

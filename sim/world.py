@@ -4,7 +4,8 @@
         print(world.port, world.serials)         # adb -P PORT -s SERIAL shell
 
 The server is the adb that adbutils bundles, run in the foreground with a HOME of its own, so that neither
-its keys nor its port meet the user's adb. It ends with this process, however that ends."""
+its keys nor its port meet the user's adb. It ends with this process, however that ends; when it ends alone, it is
+started again on the same port and the phones are connected again, as `adb` itself does at its next command."""
 
 from __future__ import annotations
 
@@ -87,6 +88,7 @@ class World:
         self._listeners: list[asyncio.Server] = []
         self.server: subprocess.Popen | None = None
         self._home: Path | None = None
+        self._keeper: asyncio.Task | None = None
 
     async def __aenter__(self) -> World:
         try:
@@ -110,6 +112,19 @@ class World:
         await self._start_server()
         await asyncio.gather(*(self._connect(serial) for serial in self.serials))
         await self._until(self._online, "see all phones")
+        self._keeper = asyncio.create_task(self._keep_server())
+
+    async def _keep_server(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if self.server.poll() is None:
+                continue
+            try:
+                self._launch_server()
+                await self._until(self._listening, "listen")
+                await asyncio.gather(*(self._connect(serial) for serial in self.serials))
+            except (PhonesError, OSError, asyncio.IncompleteReadError):
+                continue  # it has ended again, or a phone is not to be had now
 
     async def _start_server(self) -> None:
         """On a free port another process may be quicker: then another one is tried."""
@@ -185,6 +200,8 @@ class World:
 
     def close(self) -> None:
         """Ends the server and the phones' ports, and removes the server's HOME."""
+        if self._keeper is not None:
+            self._keeper.cancel()
         if self.server is not None:
             self.server.terminate()
             try:
