@@ -203,7 +203,7 @@ def judge_row(args: Args) -> Row:
 
 def checkpoint_row(args: Args) -> Row:
     """The policy to start from: loaded, and thrown away."""
-    from run_distrl import WARM_START, load_policy, load_screen_features, load_text_encoder
+    from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 
     path = args.policy.policy or WARM_START
     if not Path(path).exists():

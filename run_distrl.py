@@ -31,13 +31,11 @@ from pathlib import Path
 from adb_phone import AndroidEnvError
 from args import Args, judge_config, parse, prepare, start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
+from loaders import load_policy, load_screen_features, load_text_encoder
 from recorded import Recording, alone, feed, learn_alone, read
 from run_folder import RunStopped, UsageError, load_checkpoint, read_args, save_checkpoint, write_args
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
-
-ROOT = Path(__file__).resolve().parent
-WARM_START = ROOT / "warm_start.safetensors"
 
 
 class Experiment:
@@ -405,57 +403,6 @@ class Experiment:
 def share(rate: float | None) -> str:
     """A rate for a person; "-" when nothing has a verdict."""
     return "-" if rate is None else f"{rate:.2f}"
-
-
-def load_policy(args: Args):
-    """The policy to start from and its path; builds and caches the warm start when its file is missing."""
-    from safetensors import SafetensorError
-
-    from lora import add_lora
-    from policy import AutoUIPolicy
-
-    path = args.policy.policy or WARM_START
-    if path == WARM_START and not path.exists():
-        from warm_start import build
-
-        print("No warm start found: building it once from demonstrations (10 to 20 minutes).")
-        build(path)
-    try:
-        policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"--policy {path}: {error}") from error
-    for note in policy.notes:
-        print(f"--policy {path}: {note}")
-    seen = "thumbnail" if args.policy.screen_features == "thumbnail" else "blip2"
-    if policy.screens != seen and not policy.fresh_images:
-        print(f"--policy {path}: warning: made for {policy.screens} features, not {seen} ones: see --screen-features")
-    policy.screens = seen
-    if args.policy.lora:
-        add_lora(policy, args.policy.lora, seed=args.run.seed)
-    policy.autocast = args.policy.precision == "bf16"
-    return policy, path
-
-
-def load_text_encoder(args: Args):
-    """The critics' RoBERTa, None without one."""
-    from critics import RobertaText
-
-    path = args.policy.critic_encoder
-    try:
-        return RobertaText(path) if path else None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--critic-encoder {path}: {error}") from error
-
-
-def load_screen_features(args: Args):
-    """What turns a screenshot into a feature. BLIP-2 is loaded here in any case, so that a bad one is refused."""
-    from screen_features import Blip2Features, thumbnail_features
-
-    path = args.policy.screen_features
-    try:
-        return thumbnail_features if path == "thumbnail" else Blip2Features(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--screen-features {path}: {error}") from error
 
 
 def run(args: Args) -> int:
