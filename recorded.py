@@ -50,12 +50,6 @@ class NoPool:
     alive = restarts = env_steps = version = 0
     error, pids, weights = None, (), SimpleNamespace(publish=lambda arrays, version: None)
 
-    def start(self, timeout: float = 0.0) -> None:
-        """Nothing to start."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
 
 @dataclasses.dataclass
 class Recording:
@@ -144,8 +138,13 @@ def _look(path: Path, capacity: int, policy) -> Iterator[tuple[int, bool | None]
                          "see --screen-features")  # fmt: skip
     with Journal(path, readonly=True) as journal:
         for row in journal.rows("train"):
-            if row.success is not None and (why := unfit(_fetch(journal, row.id), capacity, policy)):
-                raise ValueError(f"trajectory {row.id}: {why}")
+            if row.success is not None:
+                try:
+                    why = unfit(_fetch(journal, row.id), capacity, policy)
+                except ValueError as error:
+                    why = str(error)
+                if why:
+                    raise ValueError(f"trajectory {row.id}: {why}")
             yield row.id, row.success
 
 
@@ -217,6 +216,8 @@ def _pace(state: dict | None) -> list | None:
 def feed(run) -> None:
     """Gives an `Experiment` all that was recorded, with the updates in between; goes on where a resumed one stood."""
     recording = run.recording
+    if not recording.replay and run.trajectories > run.offline:
+        return  # a resumed run whose phones were already at work
     print(f"Learning from what was recorded: {recording}", flush=True)
     began = shown = saved = time.monotonic()
     before, first = run.train_seconds, run.trajectories

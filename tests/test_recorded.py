@@ -183,7 +183,7 @@ CASES = {
     "recorded with blip2 features": lambda folder, policy: [
         beside(write(folder / "b" / "journal.sqlite", policy, [True]), {"policy": {"screen_features": "/blip2"}})
     ],
-    "trajectory 1|not a trajectory": lambda folder, policy: [
+    "trajectory 1: 13 bytes are not a trajectory": lambda folder, policy: [
         broken(write(folder / "a.sqlite", policy, [True, True]))
     ],
 }  # fmt: skip
