@@ -37,7 +37,7 @@ from screen_features import thumbnail_features
 from shared_weights import SharedWeights
 from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
 
-MESSAGE_SECONDS = 5  # from the first byte of a message to its last
+MESSAGE_SECONDS = 2  # from the first byte of a message to its last
 
 
 @dataclass
@@ -105,6 +105,7 @@ class ActorPool:
         self.restarts = 0  # workers replaced
         self.phone_restarts = 0
         self.server_restarts = 0
+        self._server_failures = 0  # deaths of the policy server in a row, without a trajectory in between
         self.env_steps = 0
         self.last_error = ""
         self.error: BaseException | None = None  # why the pool gave up
@@ -209,9 +210,10 @@ class ActorPool:
         if self._server is None or not self._server.is_alive():
             if self._server is not None:
                 self.server_restarts += 1
+                self._server_failures += 1
                 self.last_error = f"the policy server ended with exit code {self._server.exitcode}"
-                if self.server_restarts > 5:
-                    raise RuntimeError(self.last_error + " for the sixth time")
+                if self._server_failures > 5:
+                    raise RuntimeError(self.last_error + " for the sixth time in a row")
                 for slot in self._slots:  # their pipes to the server are dead
                     if slot.process:
                         slot.process.kill()
@@ -285,6 +287,7 @@ class ActorPool:
             if not slot.troubled:
                 slot.failures, slot.said = 0, ""
             slot.troubled = False
+            self._server_failures = 0
             self._on_trajectory(slot.pending.pop(0), content)
 
     def _drain(self, slot: _Slot) -> None:

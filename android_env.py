@@ -216,12 +216,18 @@ class AndroidEnv:
 
     def _begin(self, seed: int | None) -> None:
         self._restore(seed)
+        self._boot = self._boot_time()
         self._steps, self._repeats, self._actions, self._last_action = 0, 0, [], ""
         self._verdict, self._last = None, None
         first = self.judge.reset(self.task, self._observe())
         self._trivial = bool(first and first.success)
         self._doubtful = first is not None and first.success is None    # it may have been done before the first action
         self._over = False                              # done, before the first action or since: nobody knows
+
+    def _boot_time(self) -> str:
+        """Another one after a reboot, "" where the phone does not say."""
+        said = self.phone.shell("getprop ro.boottime.init").strip()
+        return said if said.isdigit() else ""
 
     def _restore(self, seed: int | None) -> None:
         if self.reset_mode == "snapshot":
@@ -292,6 +298,8 @@ class AndroidEnv:
                 self._ask_judge()
             terminated = ends or self._over or bool(self._verdict and self._verdict.success)
             truncated = truncated and not terminated
+            if (terminated or truncated) and self._boot_time() != self._boot:   # while a judge was waited for
+                raise DeviceOffline(self.phone.serial, "restarted in the middle of an episode", "see why")
             reward += bool(self._verdict and self._verdict.success)
         except AndroidEnvError as error:
             self._broken, terminated, truncated, extra["error"] = True, False, True, str(error)

@@ -284,7 +284,8 @@ def monkey(p: Process):
 
 
 def getprop(p: Process):
-    props = p.phone.props if p.phone.faults.booted else p.phone.props | {"sys.boot_completed": ""}
+    props = p.phone.props | {"ro.boottime.init": str(10**9 + p.phone.faults.boots)}
+    props |= {} if p.phone.faults.booted else {"sys.boot_completed": ""}
     if p.args:
         p.out(props.get(p.args[0], p.args[1] if len(p.args) > 1 else "") + "\n")
     else:

@@ -31,6 +31,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.boot_seconds = 0.5
+        self.boots = 1  # so far
         self._left: dict[str, int | None] = {}  # None: until healed
         self._booting = (0.0, 0.0)  # when it can be connected to again, when it is up
 
@@ -68,6 +69,7 @@ class Faults:
         return png[: len(png) // 2] if self.strikes("cut-screenshot") else png
 
     def reboot(self) -> None:
+        self.boots += 1
         now = time.monotonic()
         self._booting = now + self.boot_seconds / 2, now + self.boot_seconds
 

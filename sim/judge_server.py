@@ -184,6 +184,7 @@ class RuleAnswers:
         self._server, self._serials = (host, adb_port), serials
         self._faults, self._random = faults, random.Random(seed)
         self._phones: list | None = None
+        self._showed: dict[str, object] = {}  # instruction -> the phone that showed its screen last
         self._lock = threading.Lock()  # one question at a time: the phones are few and quick
 
     def __call__(self, request: Request) -> str:
@@ -201,12 +202,12 @@ class RuleAnswers:
         import numpy as np
         from PIL import Image
 
-        from adb_phone import AdbPhone, list_devices
+        from adb_phone import AdbPhone, AndroidEnvError, list_devices
         from tasks import UnknownInstruction, parse_task
 
         if self._phones is None:
             serials = self._serials or list(list_devices(*self._server))
-            self._phones = [AdbPhone(serial, *self._server) for serial in serials]
+            self._phones = [AdbPhone(serial, *self._server, timeout=2.0) for serial in serials]
         if request.prompt.endswith("Status: invalid"):
             return "It can have an effect.\nStatus: valid"
         told = re.search(r"^Task: (\".*\")$", request.prompt, re.MULTILINE)
@@ -217,13 +218,18 @@ class RuleAnswers:
         if task is None:
             return "Hello.\nStatus: success"  # the call that only asks whether somebody is here
         image = np.asarray(Image.open(io.BytesIO(request.images[-1])).convert("RGB"))
-        for phone in self._phones:
-            if not np.array_equal(phone.screenshot(), image):
-                continue
-            state = phone.ui()
-            if np.array_equal(phone.screenshot(), image):  # else it changed while it was read
-                done, reason = task.is_done([state])
-                return f"{' '.join(reason.split())}\nStatus: {'success' if done else 'failure'}"
+        likely = self._showed.get(task.instruction)
+        for phone in sorted(self._phones, key=lambda phone: phone is not likely):
+            try:
+                if not np.array_equal(phone.screenshot(), image):
+                    continue
+                state = phone.ui()
+                if np.array_equal(phone.screenshot(), image):  # else it changed while it was read
+                    self._showed[task.instruction] = phone
+                    done, reason = task.is_done([state])
+                    return f"{' '.join(reason.split())}\nStatus: {'success' if done else 'failure'}"
+            except AndroidEnvError:
+                continue  # it is out of order; another may show it
         return "No phone shows this screen."
 
 

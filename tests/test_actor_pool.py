@@ -1,8 +1,10 @@
 """Real processes, real faults: what is killed is replaced, what is finished is kept, what was lost is told."""
 
+import multiprocessing
 import os
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ import adbutils
 import pytest
 import torch  # noqa: F401  (this process has it, as the main process does: its children must not inherit it)
 
-from actor_pool import ActorPool
+from actor_pool import ActorPool, _read_in_time
 from policy import AutoUIPolicy
 from replay import Trajectory
 from schedule import Schedule
@@ -147,6 +149,20 @@ def test_a_worker_that_hangs_is_replaced_and_the_other_goes_on(actors):
     assert actors.pool.restarts == restarts + 1 and f"silent for {actors.TIMEOUT:.0f} s" in actors.pool.last_error
     assert not alive(victim)
     actors.from_both()
+
+
+def test_E16_a_worker_that_stops_in_the_middle_of_a_message_holds_up_nobody(actors):
+    restarts, victim, slot = actors.pool.restarts, actors.worker_pid(1), actors.pool._slots[1]
+    os.kill(victim, signal.SIGSTOP)
+    ours, theirs = multiprocessing.Pipe()
+    _read_in_time(ours)
+    os.write(theirs.fileno(), struct.pack("!i", 1000) + b"half of what")
+    true, slot.episodes = slot.episodes, ours
+    actors.replaced(1, victim)
+    assert actors.pool.restarts == restarts + 1 and "in the middle of a message" in actors.pool.last_error
+    assert not alive(victim)
+    actors.from_both()
+    true.close(), theirs.close()
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

@@ -120,7 +120,7 @@ class ToyPhone:
     size = (100, 200)
 
     def __init__(self):
-        self.number, self.calls, self.error = 0, [], None
+        self.number, self.calls, self.error, self.boot = 0, [], None, "77"
 
     def screenshot(self):
         if self.error:
@@ -131,6 +131,8 @@ class ToyPhone:
         return SimpleNamespace(package="com.app", app="com.under", texts=[str(self.number)])
 
     def shell(self, command, timeout=None, check=False):
+        if command == "getprop ro.boottime.init":
+            return self.boot + "\n"
         self.calls.append(command)
         if command.endswith("input keyevent 3"):
             self.number = 0
@@ -198,6 +200,20 @@ def test_success_terminates_with_reward_1(toy):
     obs, reward, terminated, truncated, info = toy.step(TAP)
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     assert info["verdict_reason"] == "shows 2" and obs["image"][0, 0, 0] == 2
+
+
+@pytest.mark.parametrize("before, after, noticed", [("77", "78", True), ("77", "77", False), ("", "", False)])
+def test_a14_a_reboot_that_nobody_noticed_is_an_outage_at_the_episodes_end(before, after, noticed):
+    phone = ToyPhone()
+    phone.boot = before
+    env = AndroidEnv(phone, [TASK], CountJudge())
+    env.reset(seed=3)
+    env.step(TAP)
+    phone.boot = after
+    _, reward, terminated, truncated, info = env.step(TAP)
+    assert (reward, terminated, truncated) == ((0.0, False, True) if noticed else (1.0, True, False))
+    assert info["success"] is (None if noticed else True)
+    assert ("restarted in the middle" in info.get("error", "")) == noticed
 
 
 def test_a23_after_the_end_the_same_answer_and_no_action(toy):

@@ -102,6 +102,10 @@ def test_two_boot_one_is_relaunched_alone_and_all_end(machine):
         owned.relaunch(first.serial)
         first.recover()
         assert [p.shell("getprop debug.kept").strip() for p in (first, second)] == ["", "1"]
+        owned._children[f"adb server {first.port}"].kill()
+        owned.relaunch(first.serial)  # the server alone
+        first.recover(), second.recover()
+        assert [p.shell("getprop debug.kept").strip() for p in (first, second)] == ["", "1"]
         ports = [int(p.serial.removeprefix("emulator-")) for p in owned.phones]
         assert "default_boot" in console(ports[0], "avd snapshot list")
         with pytest.raises(EmulatorError, match="KO: unknown command"):

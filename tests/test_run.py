@@ -43,9 +43,9 @@ def folder(tmp_path_factory):
 class Program:
     """`python run_distrl.py ...` in a process group of its own."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, start=("run_distrl.py",)):
         self.process = subprocess.Popen(
-            [sys.executable, "run_distrl.py", *map(str, flags)], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+            [sys.executable, *start, *map(str, flags)], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.out = ""

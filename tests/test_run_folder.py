@@ -59,6 +59,14 @@ def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "checkpoints") == ["00000001.pt"] and load_checkpoint(tmp_path) == {"number": 1}
 
 
+def test_E13_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, capsys):
+    save_checkpoint(tmp_path, 1, {"number": 1})
+    newest = save_checkpoint(tmp_path, 2, {"number": 2, "weights": torch.ones(10_000)})
+    newest.write_bytes(newest.read_bytes()[:5000])
+    assert load_checkpoint(tmp_path) == {"number": 1}
+    assert "00000002.pt cannot be read" in (said := capsys.readouterr().out) and "00000001.pt" in said
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     save_checkpoint(tmp_path, 1, {"number": 1}).write_bytes(b"PK\x03\x04 not a checkpoint")
     with pytest.raises(UsageError, match="00000001.pt cannot be read"):

@@ -66,3 +66,30 @@ def test_resumes_where_it_stood():
         one.next()
     two.load_state_dict(one.state_dict())
     assert [one.next() for _ in range(9)] == [two.next() for _ in range(9)]
+
+
+def test_a_round_hands_out_so_many_and_ends_when_all_are_back_or_lost():
+    schedule = make()
+    schedule.training = True
+    assert not schedule.in_round
+    schedule.start_round(3)
+    episodes = [schedule.next() for _ in range(5)]
+    assert [e.number for e in episodes[:3]] == [1, 2, 3] and episodes[3:] == [None, None] and schedule.in_round
+    schedule.evaluate(generate_tasks("test", 2, seed=0), "after 3", (True,), seed=0)  # belongs to no round
+    schedule.lost(schedule.next())
+    schedule.back()
+    schedule.lost(episodes[1])
+    assert schedule.in_round and schedule.next().split == schedule.next().split == "after 3"
+    schedule.back()
+    assert not schedule.in_round and schedule.next() is None
+    schedule.start_round(1)
+    assert schedule.next().number == 4 and schedule.in_round
+
+
+def test_what_was_played_after_the_checkpoint_is_not_handed_out_again():
+    one, two = make(), make()
+    one.training = two.training = True
+    for _ in range(7):
+        one.next()
+    two.skip(5), two.skip(7), two.skip(6)
+    assert [one.next() for _ in range(9)] == [two.next() for _ in range(9)]

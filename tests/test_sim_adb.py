@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import sim
+from adb_phone import AndroidEnvError, list_devices
 from sim.faults import Faults
 from sim.files import Files
 from sim.shell import Shell
@@ -418,3 +419,20 @@ def test_faults_can_be_given_on_the_command_line(kinds, states):
     command[-1] = "--fault=nonsense"
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2 and "unauthorized" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_adb_server_that_dies_is_started_again_with_its_phones():
+    with sim.start_phones(2, latency=0.0) as phones:
+        os.kill(phones.pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while os.path.exists(f"/proc/{phones.pids[1]}") or list(online(phones).values()) != ["device", "device"]:
+            assert time.monotonic() < deadline
+        assert adb(phones, "shell", "echo here").stdout == b"here\n"
+
+
+def online(phones) -> dict[str, str]:
+    """What the adb server knows; unlike the binary this starts none where there is none."""
+    try:
+        return list_devices(phones.host, phones.port)
+    except AndroidEnvError:
+        return {}
