@@ -60,6 +60,7 @@ class Recording:
     unknown: int  # trajectories without a verdict
     replay: bool
     alone: bool  # no phones at all
+    budget: int = 0  # trajectories after which the step size is 0, recorded and to be played
     pace: list | None = None  # for each update: last id before it, version, progress
 
     def summary(self) -> dict:
@@ -128,6 +129,7 @@ def read(args, policy, folder: Path) -> Recording | None:
         _prepare_replay(recording, args, path, folder / "journal.sqlite")
     else:
         random.Random(args.run.seed).shuffle(recording.order)
+        recording.budget = len(recording.order) + args.tasks.total_trajectories
     return recording
 
 
@@ -197,8 +199,10 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
     except (OSError, ValueError, JournalError, UsageError) as error:
         raise UsageError(f"--replay {run}: {error}") from error
     recording.order = [(own, id) for _, id in recording.order]
-    if args.tasks.total_trajectories != config["tasks"]["total_trajectories"]:  # asked to stop earlier
-        recording.order = recording.order[: args.tasks.total_trajectories]
+    total, recorded = args.tasks.total_trajectories, config.get("recorded", {}).get("offline")
+    if total != config["tasks"]["total_trajectories"]:  # asked to stop earlier
+        recording.order = recording.order[:total]
+    recording.budget = len(recording.order) if recorded else min(total, len(recording.order))
     if all(getattr(algorithm, name) == config["algorithm"][name] for name in PACE_FLAGS):
         recording.pace = _pace(state)
 
@@ -274,10 +278,9 @@ def learn_alone(run) -> int:
 
 def _as_due(run, recording: Recording, fetch: Callable) -> Iterator[None]:
     """A trajectory, then the updates that are due, and so on: the loop of a --serial run. Yields after each."""
-    budget = len(recording.order) + (0 if recording.replay else run.args.tasks.total_trajectories)
     todo = iter(recording.order[run.trajectories if recording.replay else run.offline :])
     while True:
-        run.learner.progress = (run.trajectories if recording.replay else run.offline) / max(budget, 1)
+        run.learner.progress = (run.trajectories if recording.replay else run.offline) / max(recording.budget, 1)
         if run.learner.progress < 1 and run.learner.ready:
             run.learn()
         elif item := next(todo, None):

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_learner import play, small
 from test_run import Program
 
-from args import Args, prepare
+from args import Args, parse, prepare
 from journal import Journal
 from recorded import NoPool, alone, feed, read
 from replay import Trajectory
@@ -240,12 +239,12 @@ def runs(tmp_path_factory):
     small().save(folder / "policy.safetensors")
     flags = [*FLAGS, "--policy", folder / "policy.safetensors"]
     programs = {
-        "pool": Program(*flags, "--num-workers", 2, "--total-trajectories", 30, "--runs-dir", folder / "pool"),
-        "serial": Program(*flags, "--serial", "--total-trajectories", 12, "--runs-dir", folder / "serial"),
+        "pool": Program(*flags, "--num-workers", 2, "--total-trajectories", 20, "--runs-dir", folder / "pool"),
+        "serial": Program(*flags, "--serial", "--total-trajectories", 9, "--runs-dir", folder / "serial"),
     }
     found = {"policy": folder / "policy.safetensors"}
     for name, program in programs.items():
-        code, out, err = program.end(90)
+        code, out, err = program.end(240)
         assert code == 0 and err == "", (out, err)
         (found[name],) = (folder / name).iterdir()
     return found
@@ -253,7 +252,7 @@ def runs(tmp_path_factory):
 
 def ended(program: Program, runs_dir: Path) -> Path:
     """The folder of a program that has gone well."""
-    code, out, err = program.end(90)
+    code, out, err = program.end(240)
     assert code == 0 and err == "", (out, err)
     assert "Not evaluated: no phones were used" in out or "Success on held-out" in out
     (run,) = runs_dir.iterdir()
@@ -276,55 +275,66 @@ def test_replay_ends_with_the_weights_of_the_run_bit_for_bit_when_asked_twice(ru
     assert "Not evaluated" in (one / "report.html").read_text()
 
 
-def test_replay_interrupted_and_resumed_ends_with_the_same_weights(runs, tmp_path):
-    def again(resume: Path | None = None) -> Experiment:
-        args = read_args(runs["pool"], Args)
-        args.recorded.replay, args.run.resume = runs["pool"], resume
-        return experiment(args, tmp_path / "cut", small())
+def again(source: Path, folder: Path, resume: bool = False, **changes) -> Experiment:
+    """A replay of a run in this process, its algorithm's flags changed."""
+    args = read_args(source, Args)
+    args.recorded.replay, args.run.resume = source, folder if resume else None
+    args.algorithm = dataclasses.replace(args.algorithm, **changes)
+    return experiment(args, folder, small())
 
-    cut = again()
-    stop_after(cut, 15)
+
+def saved(run: Experiment) -> bytes:
+    run.policy.save(run.folder / "policy.safetensors")
+    return (run.folder / "policy.safetensors").read_bytes()
+
+
+def test_replay_interrupted_and_resumed_ends_with_the_same_weights(runs, tmp_path):
+    cut = again(runs["pool"], tmp_path / "cut")
+    stop_after(cut, 11)
     feed(cut)
     cut.save()
-    assert cut.trajectories == 15 and cut.learner.updates > 0
-    resumed = again(tmp_path / "cut")
+    assert cut.trajectories == 11 and cut.learner.updates > 0
+    resumed = again(runs["pool"], tmp_path / "cut", resume=True)
     feed(resumed)
-    resumed.policy.save(tmp_path / "policy.safetensors")
-    assert (tmp_path / "policy.safetensors").read_bytes() == (runs["pool"] / "policy.safetensors").read_bytes()
+    assert saved(resumed) == (runs["pool"] / "policy.safetensors").read_bytes()
 
 
-def test_replay_of_a_serial_run_needs_no_checkpoint_and_other_flags_change_it(runs, tmp_path):
+def test_replay_of_a_serial_run_needs_no_checkpoint(runs, tmp_path):
     """Without the recorded pace updates come as soon as they are due, which is what --serial does."""
     shared = Path(shutil.copytree(runs["serial"], tmp_path / "shared"))
     shutil.rmtree(shared / "checkpoints")
-    dirs = [tmp_path / name for name in ("again", "still")]
-    programs = [Program("--replay", shared, "--runs-dir", dirs[0]),
-                Program("--replay", runs["serial"], "--runs-dir", dirs[1], "--learning-rate", 0)]  # fmt: skip
-    again, still = (ended(program, each) for program, each in zip(programs, dirs, strict=True))
-    assert (again / "policy.safetensors").read_bytes() == (runs["serial"] / "policy.safetensors").read_bytes()
-    start, end = load_file(runs["policy"]), load_file(still / "policy.safetensors")
-    assert all(torch.equal(start[name], end[name]) for name in start)
-    config = json.loads((still / "config.json").read_text())
-    assert config["algorithm"]["learning_rate"] == 0 and config["algorithm"]["learning_starts"] == 4
+    replayed = again(shared, tmp_path / "run")
+    assert not replayed.recording.pace
+    feed(replayed)
+    assert saved(replayed) == (runs["serial"] / "policy.safetensors").read_bytes()
 
 
-def test_offline_then_phones_and_a_bad_path(runs, tmp_path):
-    flags = [*FLAGS, "--policy", runs["policy"], "--runs-dir"]
-    both = Program(*flags, tmp_path / "both", "--offline", runs["pool"], "--serial", "--total-trajectories", 4)
-    bad = Program(*flags, tmp_path / "bad", "--offline", tmp_path / "nothing")
-    code, out, err = bad.end()
-    assert code == 2 and err.startswith("error: --offline ") and err.count("\n") == 1, (code, err)
-    assert not list((tmp_path / "bad").iterdir())
-    run = ended(both, tmp_path / "both")
-    assert "Learning from what was recorded: --offline: " in both.out and "Training" in both.out
+def test_replay_takes_the_runs_flags_but_for_those_given(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--replay", str(runs["serial"]), "--learning-rate", "0"])
+    args = parse("about")
+    assert (args.algorithm.learning_rate, args.algorithm.learning_starts, args.tasks.horizon) == (0, 4, 3)
+    assert args.recorded.replay == runs["serial"] and args.policy.policy == runs["policy"] and args.run.serial
+    still = experiment(args, tmp_path / "run", small())
+    feed(still)
+    assert still.learner.updates > 0 and still.recording.pace
+    assert all(map(torch.equal, still.policy.parameters(), small().parameters()))
+    assert not again(runs["serial"], tmp_path / "more", updates_per_trajectory=2.0).recording.pace
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--replay", str(tmp_path)])
+    with pytest.raises(UsageError, match="--replay .*: not a run's folder"):
+        parse("about")
+
+
+def test_offline_then_phones(runs, tmp_path):
+    run = ended(Program(*FLAGS, "--policy", runs["policy"], "--runs-dir", tmp_path, "--offline", runs["pool"],
+                        "--serial", "--total-trajectories", 4), tmp_path)  # fmt: skip
     results = json.loads((run / "results.json").read_text())
     recorded = results["recorded"]["trajectories"]
-    assert recorded >= 30 - results["recorded"]["without_verdict"] and results["trajectories"] == recorded + 4
+    assert recorded >= 20 - results["recorded"]["without_verdict"] and results["trajectories"] >= recorded + 4
     assert results["n"] + results["unjudged"] == 1 and "evaluation" not in results["recorded"]
     with Journal(run / "journal.sqlite", readonly=True) as journal:
         ids = [row.id for row in journal.rows("train")]
         marked = ["recorded" in Trajectory.from_bytes(data).info for _, data in journal.blobs(ids)]
-    assert marked == [True] * recorded + [False] * 4
+    assert marked == [True] * recorded + [False] * (len(ids) - recorded) and 4 <= len(ids) - recorded <= 5
 
 
 def test_a_shared_run_needs_no_instruction_files(tmp_path):
