@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
-from evaluator import JudgeConfig, check
-from judge_clients import DEFAULT_MODELS, JudgeError, MissingClient, url_problem
-from judge_ledger import Ledger, Stopped
-from run_folder import RunStopped, UsageError, check_range, make_folder
+from evaluator import JudgeConfig
+from judge_clients import DEFAULT_MODELS, url_problem
+from recorded import alone
+from run_folder import UsageError, check_range, make_folder, read_args
 from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks
 
@@ -181,6 +182,14 @@ class AlgorithmArgs:
 
 
 @dataclass
+class RecordedArgs:
+    offline: tuple[Path, ...] = ()
+    """learn from these runs or journals before phones play; with --total-trajectories 0, from them alone"""
+    replay: Expert[Path | None] = None
+    """repeat this run's learning from its journal, without phones; its own flags hold, but for those given"""
+
+
+@dataclass
 class Args:
     run: RunArgs = field(default_factory=RunArgs)
     phones: PhoneArgs = field(default_factory=PhoneArgs)
@@ -188,15 +197,23 @@ class Args:
     policy: PolicyArgs = field(default_factory=PolicyArgs)
     judge: JudgeArgs = field(default_factory=JudgeArgs)
     algorithm: AlgorithmArgs = field(default_factory=AlgorithmArgs)
+    recorded: RecordedArgs = field(default_factory=RecordedArgs)
 
 
 def parse(description: str) -> Args:
-    """The command line; `--help` and `--help-all` print and exit."""
+    """The command line; `--help` and `--help-all` print and exit. UsageError: --replay of what is no run."""
     import tyro
 
+    if {"-h", "--help", SHOW_ALL} & set(sys.argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
     line = ["--help" if word == SHOW_ALL else word for word in sys.argv[1:]]
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
-    return tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
+    args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
+    if args.recorded.replay and not args.run.resume:
+        run = read_args(args.recorded.replay, Args, "--replay")
+        run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
+        args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
+    return args
 
 
 def check_phones(phones: PhoneArgs) -> None:
@@ -245,12 +262,16 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         if args.phones.simulated:
             args.phones.latency = 0.0
     check_policy(args.policy)
-    train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
-    test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", args.tasks.eval_episodes)
-    test = [test[i % len(test)] for i in range(args.tasks.eval_episodes)]
+    if alone(args):  # a run that is shared needs no instruction files
+        train, test = [], []
+    else:
+        number = args.tasks.eval_episodes
+        train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
+        test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", number)
+        test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:
         return train, test, args.run.resume
-    kind = "sim" if args.phones.simulated else "adb"
+    kind = "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
 
@@ -326,56 +347,6 @@ def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:
         judge.max_judge_calls, judge.judge_votes, judge.validity_judge,
         ledger=str(folder / "judge.sqlite") if folder else ":memory:",
     )  # fmt: skip
-
-
-def most_judge_calls(args: Args) -> tuple[int, int]:
-    """(calls, trajectories) of a whole run at most: no screen seen twice, every action changes it, no retries."""
-    tasks = args.tasks
-    evaluations = 4 * tasks.eval_episodes  # before and after, greedy and sampled
-    if tasks.eval_every:
-        evaluations += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
-    number = tasks.total_trajectories + evaluations
-    steps = tasks.horizon or 20
-    a_trajectory = (steps + 1) * args.judge.judge_votes + steps * args.judge.judge_votes * args.judge.validity_judge
-    return number * a_trajectory, number
-
-
-def ask_judge(config: JudgeConfig) -> str:
-    """One real call. Returns "", or why there is no answer just now; what must be mended first is an error."""
-    try:
-        Ledger(config.ledger).go_on()
-        check(config)
-        return ""
-    except MissingClient as error:
-        raise UsageError(str(error)) from error
-    except Stopped as stopped:
-        raise RunStopped(stopped.reason) from stopped
-    except JudgeError as error:
-        what = {"model": f"--judge-model {config.model}: the judge does not know it: name another ({error})",
-                "key": f"--judge {config.kind}: the key in the environment is not accepted ({error})",
-                "refused": f"--judge {config.kind}, --judge-model {config.model}: it takes no screens ({error})"}
-        if error.kind in what:
-            raise UsageError(what[error.kind]) from error
-        if error.kind == "quota":
-            raise RunStopped(f"the judge's quota of the day is spent ({error}): wait for the next one") from error
-        if error.kind == "unavailable" and not str(error).startswith("HTTP"):  # nobody there, or no way to it
-            where = f"--judge-url {config.url}" if config.url else f"--judge {config.kind}"
-            raise UsageError(f"{where}: {error}: is the server running, and the network there?") from error
-        return str(error)
-
-
-def start_judge(args: Args, folder: Path) -> str:
-    """See that the judge answers before anything else starts. Returns what the start line says."""
-    if args.judge.judge == "rules":
-        return "judge: rules, no calls"
-    config = judge_config(args.judge, folder)
-    silent = ask_judge(config)
-    more = f": {silent}: starting all the same; what it cannot judge stays without a verdict" if silent else " answers"
-    print(f"  judge {config.name}{more}")
-    calls, number = most_judge_calls(args)
-    hours = f", {calls / config.rpm / 60:.1f} hours at --judge-rpm {config.rpm:g}" if config.rpm else ""
-    bound = f", paused after {config.max_calls:,}" if config.max_calls else ""
-    return f"judge: {config.name}, at most about {calls:,} calls for {number:,} trajectories{hours}{bound}"
 
 
 def read_tasks(flag: str, path: Path | None, args: Args) -> list[Task]:

@@ -20,7 +20,8 @@ from pathlib import Path
 import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
-from args import Args, ask_judge, check_phones, check_policy, judge_config
+from args import Args, check_phones, check_policy, judge_config
+from judge_check import ask_judge
 from run_folder import KEPT, LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {
@@ -215,7 +216,7 @@ def judge_row(args: Args) -> Row:
 def checkpoint_row(args: Args) -> Row:
     """The policy to start from: loaded, and thrown away."""
     from learner import Learner
-    from run_distrl import WARM_START, load_policy, load_screen_features, load_text_encoder
+    from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 
     path = args.policy.policy or WARM_START
     if not Path(path).exists():

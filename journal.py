@@ -19,6 +19,7 @@ Departs from the paper / the authors' code: they keep trajectories in process me
 are rewritten whole); a run that dies takes its data with it.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -221,6 +222,15 @@ class Journal:
         _, cursor = self._run(f"UPDATE trajectories SET {columns} WHERE id = ?", (*changes.values(), int(id)))
         if cursor.rowcount != 1:
             raise KeyError(f"journal {self.path}: no trajectory {id}: it holds {self.count()}")
+
+    def copy(self, path: str | os.PathLike) -> None:
+        """Writes the journal as it is now into a new file, in one piece, whoever else is writing to it."""
+        with self._lock:
+            try:
+                with contextlib.closing(sqlite3.connect(path)) as copy:
+                    self._db.backup(copy)
+            except sqlite3.Error as error:
+                raise JournalError(f"journal {path}: {error}: the copy failed; check the disk's space") from error
 
     def close(self) -> None:
         with self._lock:

@@ -204,7 +204,8 @@ def headline(run: Run) -> str:
     if last is None:
         measured = _evaluation_rows(run)
         if not measured:
-            return f"No evaluation yet: {len(run.training())} training trajectories so far"
+            state = "Not evaluated" if run.results else "No evaluation yet"
+            return f"{state}: {len(run.training())} training trajectories so far"
         _, trajectories, rate, _ = measured[-1]
         return f"Held-out success {rate:.1%} at the last evaluation, after {trajectories:.0f} trajectories"
     low, high = run.results.get("ci95") or wilson_interval(last * (n or 0), n or 0)

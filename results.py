@@ -154,6 +154,11 @@ def table(results: dict, folder: Path) -> str:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.0f}%"
 
+    look = (f"Look at {folder / 'report.html'} and {folder / 'curves.png'}; "
+            f"numbers in {folder / 'results.json'}.")  # fmt: skip
+    if not results["families"]:
+        return (f"\nNot evaluated: no phones were used. {results['trajectories']} trajectories, {results['updates']} "
+                f"updates in {results['wall_seconds'] / 60:.1f} minutes.\n{look}")  # fmt: skip
     phones = results.get("phones", "simulated").replace("simulated", "simulated phones")
     lines = ["", f"{'family':<16}{'before':>8}{'after':>8}{'n':>6}"]
     for family, row in results["families"].items():
@@ -169,6 +174,5 @@ def table(results: dict, folder: Path) -> str:
         f"\n\nSuccess on held-out tasks {percent(results['warmup_success_rate'])} -> "
         f"{percent(results['success_rate'])} (greedy) after {results['trajectories']} trajectories and "
         f"{results['wall_seconds'] / 60:.1f} minutes on {phones}.\n"
-        f"Look at {folder / 'report.html'} and {folder / 'curves.png'}; "
-        f"numbers in {folder / 'results.json'}."
+        f"{look}"
     )

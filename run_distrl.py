@@ -6,6 +6,7 @@
     python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
     python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
     python run_distrl.py --sync                           # the baseline: all workers finish a round, then it learns
+    python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
 written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
@@ -28,21 +29,21 @@ from collections import deque
 from pathlib import Path
 
 from adb_phone import AndroidEnvError
-from args import Args, judge_config, parse, prepare, start_judge
+from args import Args, judge_config, parse, prepare
+from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
+from loaders import load_policy, load_screen_features, load_text_encoder
+from recorded import Recording, alone, feed, learn_alone, read
 from run_folder import RunStopped, UsageError, check_room, load_checkpoint, read_args, save_checkpoint, write_args
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
-
-ROOT = Path(__file__).resolve().parent
-WARM_START = ROOT / "warm_start.safetensors"
 
 
 class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
     COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "unsupported", "settled", "train_seconds",
-                "wall_seconds", "last_id")  # fmt: skip
+                "wall_seconds", "last_id", "offline", "pace")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -71,6 +72,9 @@ class Experiment:
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.trivial = self.stale = 0
         self.unsupported = 0  # texts that no keyboard of their phone could type
+        self.offline = 0  # how many of the trajectories were recorded before (recorded.py)
+        self.pace: list = []  # of each update: last_id, version and the learner's progress, for --replay
+        self.recording: Recording | None = None
         self.settled = 0  # how many of the trajectories that rejudge.py settled have been taken in
         self.judge = judge_config(args.judge, folder)
         self.ledger = Ledger(self.judge.ledger, max_calls=self.judge.max_calls) if args.judge.judge != "rules" else None
@@ -91,19 +95,23 @@ class Experiment:
 
     def on_trajectory(self, episode, data: bytes) -> None:
         """Commit to the journal, then hand to the main thread. Runs on the pool's thread."""
-        from journal import Journal
         from replay import Trajectory
+
+        trajectory = Trajectory.from_bytes(data)
+        self.inbox.put((episode, self.store(trajectory, data, episode.split), trajectory))
+
+    def store(self, trajectory, data: bytes, split: str) -> int:
+        """Commit to the journal; returns the id there."""
+        from journal import Journal
 
         if self.journal is None:
             self.journal = Journal(self.journal_path)
-        trajectory = Trajectory.from_bytes(data)
-        id = self.journal.append(
+        return self.journal.append(
             instruction=trajectory.instruction, family=trajectory.family, success=trajectory.success,
-            reward=float(trajectory.rewards.sum()), length=len(trajectory), split=episode.split,
+            reward=float(trajectory.rewards.sum()), length=len(trajectory), split=split,
             policy_version=int(trajectory.policy_version[0]) if len(trajectory) else self.version,
             worker=trajectory.info["worker"], reason=trajectory.info["reason"], data=data,
         )  # fmt: skip
-        self.inbox.put((episode, id, trajectory))
 
     def on_lost(self, episode) -> None:
         """Its worker died. An evaluation episode that cannot be played has no verdict. Runs on the pool's thread."""
@@ -135,6 +143,11 @@ class Experiment:
             success = trajectory.success if trajectory else None
             self.evaluations.setdefault(episode.split, []).append((episode.task.family, episode.greedy, success))
             return True
+        self.take(trajectory, id)
+        return True
+
+    def take(self, trajectory, id: int) -> None:
+        """A training trajectory has come: to the learner, and to what is told."""
         self.admit(trajectory, id)
         self.schedule.back()
         self.recent.append(
@@ -145,13 +158,14 @@ class Experiment:
                 **{name: value for name, value in trajectory.info.items() if name != "unjudged"},
             }
         )  # fmt: skip
-        return True
 
     def admit(self, trajectory, id: int) -> None:
         """Count a journaled training trajectory and give it to the learner, if it may learn from it."""
         self.trajectories += 1
         self.last_id = id
-        bound = self.args.policy.max_staleness
+        recorded = "recorded" in trajectory.info  # of another run: its versions say nothing here
+        self.offline += recorded
+        bound = 0 if recorded else self.args.policy.max_staleness
         if trajectory.success is None:
             self.trivial += "trivial_success" in trajectory.info
             self.unknown += "trivial_success" not in trajectory.info
@@ -199,11 +213,12 @@ class Experiment:
     def train(self) -> None:
         """Collect and learn until the budget is used up."""
         tasks = self.args.tasks
+        total = tasks.total_trajectories + self.offline
         started, shown, saved = time.monotonic(), time.monotonic(), time.monotonic()
         asked = self.trajectories - self.trajectories % max(tasks.eval_every, 1)
         before, steps = self.train_seconds, self.pool.env_steps
         self.schedule.training = True
-        while not self.judge_pauses() and self.trajectories < tasks.total_trajectories:
+        while not self.judge_pauses() and self.trajectories < total:
             now = time.monotonic()
             self.train_seconds = before + now - started
             if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
@@ -211,11 +226,10 @@ class Experiment:
             while self.receive():
                 pass
             share = self.train_seconds / (60 * tasks.train_minutes) if tasks.train_minutes else 0.0
-            self.learner.progress = max(share, self.trajectories / tasks.total_trajectories)
+            share = max(share, (self.trajectories - self.offline) / tasks.total_trajectories)
+            self.learner.progress = self.offline / total + (1 - self.offline / total) * share
             if self.learner.ready and not self.schedule.in_round:
-                self.update_metrics |= self.learner.update()
-                if self.learner.updates and self.learner.updates % self.args.policy.publish_every == 0:
-                    self.publish()
+                self.learn()
             elif self.args.run.sync and not self.schedule.in_round:
                 self.publish()  # so that a whole round is played with the newest weights
                 self.schedule.start_round(self.args.phones.num_workers)
@@ -239,11 +253,18 @@ class Experiment:
             now = time.monotonic()
             self.log((self.pool.env_steps - steps) / max(now - shown, 1.0), now - started)
 
+    def learn(self) -> None:
+        """One update, and its place in the order of things; the newest weights are published every so often."""
+        self.pace.append((self.last_id, self.version, self.learner.progress))
+        self.update_metrics |= self.learner.update()
+        if self.learner.updates and self.learner.updates % self.args.policy.publish_every == 0:
+            self.publish()
+
     # ------------------------------------------------------------------ what is told and kept
 
     def log(self, sps: float, seconds: float) -> None:
-        """One progress line, one row of metrics.csv, one point for the tracker."""
-        from results import alarms, append_metrics, rate, recent_metrics
+        """One progress line, and what is behind it."""
+        from results import alarms, rate, recent_metrics
 
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
@@ -275,7 +296,7 @@ class Experiment:
         self.alarms = set(found)
         tasks = self.args.tasks
         per_minute = metrics["charts/trajectories_per_minute"]
-        left = max(0, tasks.total_trajectories - self.trajectories) / max(per_minute, 1e-9) * 60
+        left = max(0, tasks.total_trajectories + self.offline - self.trajectories) / max(per_minute, 1e-9) * 60
         if tasks.train_minutes:
             left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
         print(
@@ -285,6 +306,12 @@ class Experiment:
             f"(waiting {metrics['stats/phone_idle']:.0%}{again}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
+        self.record(metrics)
+
+    def record(self, metrics: dict) -> None:
+        """A row of metrics.csv, a point for the tracker."""
+        from results import append_metrics
+
         row = {
             "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
             "trajectories": self.trajectories, "env_steps": self.pool.env_steps,
@@ -304,7 +331,7 @@ class Experiment:
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
             "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
-            "warmup": [list(row) for row in self.evaluations["warmup"]] if self.evaluated("warmup") else [],
+            "warmup": [list(row) for row in self.evaluations.get("warmup", ())] if self.evaluated("warmup") else [],
         }  # fmt: skip
         return save_checkpoint(self.folder, self.trajectories, state)
 
@@ -343,14 +370,16 @@ class Experiment:
                 self.unknown -= 1
                 self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
         self.settled = len(settled)
-        later = ((row.id, fetch(row.id)) for row in journal.rows(split="train", since=self.last_id))
-        if self.args.run.serial:
-            self.played.extend(later)
-        else:
-            for id, trajectory in later:
+        rows = () if self.args.recorded.replay else journal.rows(split="train", since=self.last_id)
+        for id, trajectory in ((row.id, fetch(row.id)) for row in rows):
+            recorded = "recorded" in trajectory.info  # of another run: its versions and numbers say nothing here
+            if self.args.run.serial and not recorded:
+                self.played.append((id, trajectory))
+                continue
+            if not recorded:
                 self.version = max(self.version, int(trajectory.policy_version.max()))  # none is given twice
-                self.admit(trajectory, id)
                 self.schedule.skip(trajectory.info.get("number", 0))
+            self.admit(trajectory, id)
         journal.close()
         at = self.trajectories + len(self.played)
         print(f"Resumed {self.folder} at {at} trajectories, {self.learner.updates} updates.")
@@ -394,6 +423,8 @@ class Experiment:
             "worker_restarts": self.pool.restarts, "phone_restarts": self.pool.phone_restarts,
             "unsupported_text": self.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         }  # fmt: skip
+        if self.recording:
+            results["recorded"] = self.recording.summary()
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
         return results
@@ -402,57 +433,6 @@ class Experiment:
 def share(rate: float | None) -> str:
     """A rate for a person; "-" when nothing has a verdict."""
     return "-" if rate is None else f"{rate:.2f}"
-
-
-def load_policy(args: Args):
-    """The policy to start from and its path; builds and caches the warm start when its file is missing."""
-    from safetensors import SafetensorError
-
-    from lora import add_lora
-    from policy import AutoUIPolicy
-
-    path = args.policy.policy or WARM_START
-    if path == WARM_START and not path.exists():
-        from warm_start import build
-
-        print("No warm start found: building it once from demonstrations (10 to 20 minutes).")
-        build(path)
-    try:
-        policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"--policy {path}: {error}") from error
-    for note in policy.notes:
-        print(f"--policy {path}: {note}")
-    seen = "thumbnail" if args.policy.screen_features == "thumbnail" else "blip2"
-    if policy.screens != seen and not policy.fresh_images:
-        print(f"--policy {path}: warning: made for {policy.screens} features, not {seen} ones: see --screen-features")
-    policy.screens = seen
-    if args.policy.lora:
-        add_lora(policy, args.policy.lora, seed=args.run.seed)
-    policy.autocast = args.policy.precision == "bf16"
-    return policy, path
-
-
-def load_text_encoder(args: Args):
-    """The critics' RoBERTa, None without one."""
-    from critics import RobertaText
-
-    path = args.policy.critic_encoder
-    try:
-        return RobertaText(path) if path else None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--critic-encoder {path}: {error}") from error
-
-
-def load_screen_features(args: Args):
-    """What turns a screenshot into a feature. BLIP-2 is loaded here in any case, so that a bad one is refused."""
-    from screen_features import Blip2Features, thumbnail_features
-
-    path = args.policy.screen_features
-    try:
-        return thumbnail_features if path == "thumbnail" else Blip2Features(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--screen-features {path}: {error}") from error
 
 
 def run(args: Args) -> int:
@@ -481,15 +461,19 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     lossy = policy.codec.lossy({task.instruction for task in train_tasks}) if args.policy.policy else []
     if lossy:
         print(f"{len(lossy)} training instructions lose characters in this policy's vocabulary, as {lossy[0]!r}")
-    see = load_screen_features(args)
+    see = None if alone(args) else load_screen_features(args)
+    recording = read(args, policy, folder)
     experiment = Experiment(args, folder, train_tasks, eval_tasks, policy)
     check_room(folder, experiment.learner.checkpoint_bytes())
+    experiment.recording = recording
     if args.run.resume:
         try:
             experiment.load()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
 
+    if alone(args):
+        return learn_alone(experiment)
     judging = start_judge(args, folder)
     families = {task.family for task in (*train_tasks, *eval_tasks)}
     with phone_source(args.phones, seed=args.run.seed, families=families) as phones:
@@ -559,7 +543,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
 
 
 def phases(experiment: Experiment, phones) -> None:
-    """Evaluate the warm start, train, evaluate again."""
+    """Evaluate the warm start, learn from what was recorded, train, evaluate again."""
     if not experiment.evaluated("warmup"):
         number = len(experiment.eval_tasks)
         print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
@@ -567,6 +551,9 @@ def phases(experiment: Experiment, phones) -> None:
         phones.set_latency(min(experiment.args.phones.latency, 0.2))
         experiment.evaluate("warmup")
         phones.set_latency(experiment.args.phones.latency)
+        experiment.save()
+    if experiment.recording and not experiment.stopping:
+        feed(experiment)
         experiment.save()
     if not experiment.stopping:
         print("Training ...", flush=True)
@@ -581,8 +568,8 @@ def phases(experiment: Experiment, phones) -> None:
 
 def main() -> int:
     """Read the command line and run."""
-    args = parse(__doc__)
     try:
+        args = parse(__doc__)
         only_check = args.phones.check
         if args.run.resume:
             folder, budget = args.run.resume, args.judge.max_judge_calls
@@ -604,6 +591,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if {"-h", "--help", "--help-all"} & set(sys.argv):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
     sys.exit(main())

@@ -80,19 +80,19 @@ def write_args(folder: Path, args) -> None:
     os.replace(partial, folder / "config.json")
 
 
-def read_args(folder: Path, cls: type):
-    """The arguments, of type `cls`, that `make_folder` wrote."""
+def read_args(folder: Path, cls: type, flag: str = "--resume"):
+    """The arguments, of type `cls`, that `make_folder` wrote; `flag` is what asked for them."""
     try:
-        config = {"judge": {}} | json.loads((folder / "config.json").read_text())  # older runs have no such group
+        config = json.loads((folder / "config.json").read_text())
+        config = {"judge": {}, "recorded": {}} | config  # older runs lack these
         args = cls(**{field.name: field.default_factory(**config[field.name]) for field in dataclasses.fields(cls)})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--resume {folder}: not a run's folder ({type(error).__name__}: {error})") from error
+        raise UsageError(f"{flag} {folder}: not a run's folder ({type(error).__name__}: {error})") from error
     for group in vars(args).values():
         for name, value in vars(group).items():
-            if value is not None and "Path" in type(group).__annotations__[name]:
-                setattr(group, name, Path(value))
-            if isinstance(value, list):
-                setattr(group, name, tuple(value))
+            kind = Path if "Path" in type(group).__annotations__[name] else lambda value: value
+            if value is not None:
+                setattr(group, name, tuple(map(kind, value)) if isinstance(value, list) else kind(value))
     return args
 
 

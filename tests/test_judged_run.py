@@ -10,9 +10,10 @@ from test_run import Program
 import evaluator
 from adb_phone import AdbPhone
 from android_env import Action, AndroidEnv, format_action
-from args import Args, JudgeArgs, judge_config, most_judge_calls, start_judge
+from args import Args, JudgeArgs, judge_config
 from evaluator import JudgeConfig, RuleJudge, Verdict, VisionJudge
 from journal import Journal
+from judge_check import most_judge_calls, start_judge
 from policy import AutoUIPolicy
 from replay import Trajectory
 from run_folder import RunStopped, UsageError, make_folder

@@ -15,8 +15,8 @@ from test_screen_features import blip2
 
 from args import Args, check_transformers, prepare
 from journal import Journal
+from loaders import load_policy, load_screen_features, load_text_encoder
 from replay import Trajectory
-from run_distrl import load_policy, load_screen_features, load_text_encoder
 from run_folder import UsageError
 from screen_features import FEATURE_DIM
 

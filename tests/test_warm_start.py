@@ -8,8 +8,8 @@ import torch
 
 from android_env import AdbPhone, AndroidEnv, parse_action
 from evaluator import RuleJudge
+from loaders import WARM_START
 from policy import AutoUIPolicy
-from run_distrl import WARM_START
 from screen_features import thumbnail_features
 from tasks import generate_tasks
 from warm_start import Demonstration, as_action, clone, demonstrate, substitute, whitening
