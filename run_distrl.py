@@ -77,7 +77,7 @@ class Experiment:
         self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
         self.clock = time.monotonic()
         self.idle_seconds = 0.0
-        self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
+        self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
         self.stopping = False
@@ -118,7 +118,8 @@ class Experiment:
             return False
         if episode.split != "train":
             success = trajectory.success if trajectory else None
-            self.evaluations.setdefault(episode.split, []).append((episode.task.family, episode.greedy, success))
+            row = (episode.task.family, episode.greedy, success, episode.number)
+            self.evaluations.setdefault(episode.split, []).append(row)
             return True
         self.admit(trajectory, id)
         self.recent.append(
@@ -166,6 +167,7 @@ class Experiment:
         """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
         self.schedule.rest()
         self.evaluations[split] = []
+        modes *= self.args.tasks.eval_repeats
         wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
         shown = time.monotonic()
         while len(self.evaluations[split]) < wanted and not self.judge_pauses():
@@ -177,7 +179,7 @@ class Experiment:
 
     def evaluated(self, split: str) -> bool:
         """Is this evaluation complete?"""
-        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks)
+        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks) * self.args.tasks.eval_repeats
 
     def train(self) -> None:
         """Collect and learn until the budget is used up."""
@@ -303,7 +305,7 @@ class Experiment:
             torch.set_rng_state(state["torch_rng"])
             for name, value in state["counters"].items():
                 setattr(self, name, value)
-            self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
+            self.evaluations["warmup"] = [(*row, -1)[:4] for row in state["warmup"]]  # older runs: no number
         settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
         for id in dict.fromkeys(settled[self.settled :]):
             entry = journal.get(id)
@@ -319,15 +321,20 @@ class Experiment:
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
+        from journal import Journal
         from report import write_report
-        from results import summarise, task_hash, versions
+        from results import breakdown, evaluation_card, summarise, task_hash, versions
 
         while self.receive():  # what came in while the actors were stopped
             pass
         self.tick()
         self.policy.save(self.folder / "policy.safetensors")
         tasks = self.args.tasks
-        results = summarise(self.evaluations.get("warmup", []), self.evaluations.get("final", [])) | {
+        evaluated = self.evaluations.get("warmup", []), self.evaluations.get("final", [])
+        sets = self.train_tasks, self.eval_tasks
+        with Journal(self.journal_path, readonly=True) as journal:
+            played = [(row.family, False, row.success, -1) for row in journal.rows("train") if row.success is not None]
+        results = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
             "trajectories": self.trajectories, "updates": self.learner.updates,
             "wall_seconds": round(self.wall_seconds, 1), "train_seconds": round(self.train_seconds, 1),
             "task_set": {
@@ -339,6 +346,8 @@ class Experiment:
             "judge_calls": self.ledger.summary() if self.ledger else None, "trivial_success": self.trivial,
             "seed": self.args.run.seed, "phones": self.phones,
             "worker_restarts": self.pool.restarts, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+            "algo": self.args.algorithm.algo, "stale": self.stale,
+            "card": evaluation_card(self.args, self.judge, *sets, evaluated[1], self.policy),
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
