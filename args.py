@@ -22,7 +22,7 @@ from judge_clients import DEFAULT_MODELS, url_problem
 from recorded import alone
 from run_folder import UsageError, check_range, make_folder, read_args
 from screen_features import FEATURE_DIM, check_feature_dim
-from tasks import Task, generate_tasks, load_tasks
+from tasks import Task, generate_tasks, load_tasks, overlap
 
 SHOW_ALL = "--help-all"
 
@@ -92,6 +92,8 @@ class TaskArgs:
     """instruction file to train on, one a line; default: our generator of the same families"""
     eval_tasks: Path | None = None
     """instruction file to evaluate on, repeated or cut to --eval-episodes; default: the generator's held-out ones"""
+    allow_overlap: Expert[bool] = False
+    """go on although instructions to evaluate on are trained on too"""
     skip_unknown_tasks: bool = False
     """leave out lines that no rule understands, instead of stopping"""
     horizon: Expert[int | None] = None
@@ -102,6 +104,8 @@ class TaskArgs:
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
+    eval_repeats: Expert[int] = 1
+    """times that each of them is played in each way: how often a verdict changes between them is the noise"""
     eval_every: Expert[int] = 1000
     """training trajectories between small evaluations on the way (64 tasks, greedy); 0: none"""
 
@@ -147,12 +151,16 @@ class JudgeArgs:
 
 @dataclass
 class AlgorithmArgs:
+    algo: Literal["aride", "digirl", "digirl_paper", "filtered_bc", "vtrace"] = "aride"
+    """A-RIDE, or a baseline: DigiRL as its code or as its paper has it, cloning of successes, plain V-trace (IMPALA)"""
+    top_quantile: Expert[float | None] = None
+    """share of the replay that the policy learns from, highest R - V_traj first; default: 1, or a baseline's 0.1"""
     gamma: float = 0.9
     """discount of future rewards"""
     retrace_lambda: float = 1.0
     """lambda of the Retrace targets"""
-    target: Literal["retrace", "vtrace"] = "retrace"
-    """off-policy value target: the paper's Retrace, or V-trace"""
+    target: Expert[Literal["retrace", "vtrace", "one_step"]] = "retrace"
+    """off-policy value target: the paper's Retrace, V-trace, or none: the advantage r + gamma V(s') - V(s) as it is"""
     learning_rate: float = 2e-4
     """Adam step size of the policy at the start; it falls linearly to 0 at the end of training"""
     batch_trajectories: int = 16
@@ -254,7 +262,8 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
-    check_range(flags, "judge_votes", 1)
+    check_range(flags, "judge_votes eval_repeats", 1)
+    check_range(flags, "top_quantile", 0.001, 1)
     check_range(flags, "judge_rpm max_judge_calls", 0)
     judge_config(args.judge)
     if args.run.serial:
@@ -271,6 +280,11 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:
         return train, test, args.run.resume
+    if args.algorithm.algo != "aride":
+        check_baseline(args.algorithm)
+    if not args.tasks.allow_overlap and (both := overlap(train, test)["exact"]):
+        raise UsageError(f"{both} of {len(test)} tasks to evaluate on are trained on too: take others for --tasks or "
+                         "--eval-tasks, or go on with --allow-overlap")  # fmt: skip
     kind = "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
@@ -288,6 +302,15 @@ def check_transformers() -> None:
     if not oldest <= ours < next_one:
         install = f"pip install 'transformers>={low},<{high}'"
         raise UsageError(f"transformers {found} is installed, {low} up to below {high} is supported: {install}")
+
+
+def check_baseline(algorithm: AlgorithmArgs) -> None:
+    """Refuses flags of A-RIDE that a baseline would not look at."""
+    from baselines import UNUSED  # here, as it needs torch
+
+    for name in UNUSED[algorithm.algo].split():
+        if getattr(algorithm, name) != getattr(AlgorithmArgs, name):
+            raise UsageError(f"--{name.replace('_', '-')}: --algo {algorithm.algo} does not use it: leave it out")
 
 
 def check_policy(args: PolicyArgs) -> None:

@@ -1,4 +1,4 @@
-"""The learner: A-RIDE updates on trajectories drawn by DPER. One object, one process, no threads.
+"""The learner: A-RIDE updates on trajectories drawn by DPER, or a baseline's. One object, one process, no threads.
 
 One `update()` is the paper's inner loop (section 4.3):
 
@@ -7,6 +7,10 @@ One `update()` is the paper's inner loop (section 4.3):
   3. Retrace targets V_ret, advantages r + gamma V_ret(s') - V(s), scaled and clipped (aride.py);
   4. one step of the actor on -rho A log pi - beta H + lambda P_invalid, some steps of the critics;
   5. new priorities for the trajectories just used; every `REFRESH_EVERY` updates for all of them.
+
+`--algo` puts a baseline (baselines.py) in the place of 1, 3, 4: its draw in `_batch`, its advantages in `_targets`,
+what its V learns in `_labels`, its loss in `_update_policy`. Networks, optimisers, batches, number of updates are the
+same. `--top-quantile` draws what the policy learns from out of the trajectories with the highest R - V_traj.
 
     learner = Learner(policy, AlgorithmArgs())       # args.py: every hyperparameter, a sentence each
     learner.add(trajectory, id=journal_id)
@@ -30,6 +34,7 @@ import numpy as np
 import torch
 
 import aride
+import baselines
 import lora
 from critics import StepCritic, TrajectoryCritic, last_two_screens
 from policy import AutoUIPolicy
@@ -47,6 +52,11 @@ class Learner:
 
     def __init__(self, policy: AutoUIPolicy, config, seed: int = 0, text_encoder=None):
         self.config, self.policy = config, policy
+        # IMPALA steps both once a batch; cloning has no critic.
+        self.critic_updates = {"vtrace": 1, "filtered_bc": 0}.get(config.algo, self.CRITIC_UPDATES)
+        self.critic_warmup = config.critic_warmup if self.critic_updates else 0
+        top = config.top_quantile or baselines.TOP_QUANTILE.get(config.algo, 1.0)
+        self.top = top if top < 1 else None  # None: the policy learns from all that is held, as the critics do
         self.critic = StepCritic(policy.codec, seed=seed, encoder=text_encoder)
         self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed, encoder=text_encoder)
         # One step of this layer moves the code of every screen at once, and the skills of all tasks with it. A layer
@@ -78,34 +88,38 @@ class Learner:
         config = self.config
         if self.seen < max(1, config.learning_starts):
             return False
-        if self.critic_steps < config.critic_warmup:
+        if self.critic_steps < self.critic_warmup:
             return True
         return self.updates < (self.seen - config.learning_starts) * config.updates_per_trajectory
 
     def update(self) -> dict[str, float]:
         """One update of the critics and, once they are warm, of the policy. Returns the metrics of this update."""
-        config = self.config
-        if self.critic_steps < config.critic_warmup:
+        config, metrics = self.config, {}
+        if self.critic_steps < self.critic_warmup:
             self.critic_steps += 1
             return self._update_critics(self._batch())
         for group in self.policy_optimizer.param_groups:  # up, as Adam's first steps are large, then down to 0
             group["lr"] = config.learning_rate * min((self.updates + 1) / 80, max(0.0, 1 - self.progress))
-        for _ in range(self.CRITIC_UPDATES - 1):
-            self._update_critics(self._batch())
-        batch = self._batch()
-        metrics = self._update_critics(batch)
+        for _ in range(self.critic_updates):
+            batch = self._batch()
+            metrics = self._update_critics(batch)
+        if self.top or not self.critic_updates:
+            batch = self._batch(top=self.top)
         metrics |= self._update_policy(batch)
         self.updates += 1
-        if self.updates % self.REFRESH_EVERY == 0:
+        if config.algo == "aride" and self.updates % self.REFRESH_EVERY == 0:
             self._refresh_priorities()
         return metrics
 
     # ------------------------------------------------------------------ parts of an update
 
-    def _batch(self, trajectories: list[Trajectory] | None = None, ids=None) -> dict:
+    def _batch(self, trajectories: list[Trajectory] | None = None, ids=None, top: float | None = None) -> dict:
         """Tensors of sampled (or given) trajectories: [B, T] padded ones, and flat lists over the N valid steps."""
         if trajectories is None:
-            ids, trajectories, _ = self.replay.sample(self.config.batch_trajectories)
+            if top and self.critic_updates:  # else all have the same V_traj, and R alone ranks them
+                self._label_trajectories()
+            uniform = self.config.algo != "aride"  # DPER is A-RIDE's
+            ids, trajectories, _ = self.replay.sample(self.config.batch_trajectories, uniform=uniform, top=top)
         batch = {name: torch.from_numpy(array) for name, array in pad_batch(trajectories).items()}
         batch["ids"], batch["trajectories"] = ids, trajectories
         batch["prompts"] = [p for t in trajectories for p in t.prompts[:-1]]  # N
@@ -125,42 +139,73 @@ class Learner:
         padded[mask] = flat
         return padded
 
+    def _terms(self, batch: dict, flat_values: torch.Tensor) -> dict:
+        """What all targets and advantages are made of, [B, T] each, for V [N+B]."""
+        mask = batch["mask"]
+        return dict(
+            rewards=batch["rewards"], values=self._scatter(flat_values[batch["is_state"]], mask),
+            next_values=self._scatter(flat_values[batch["is_next"]], mask), terminated=batch["terminated"], mask=mask,
+            gamma=self.config.gamma,
+        )  # fmt: skip
+
+    def _corrected(self, batch: dict, log_rho: torch.Tensor, terms: dict) -> torch.Tensor:
+        """Off-policy value targets, [B, T]: Retrace's or V-trace's."""
+        config, plain = self.config, self.config.algo == "vtrace"
+        target = aride.vtrace if plain or config.target == "vtrace" else aride.retrace
+        lam = 1.0 if plain else config.retrace_lambda
+        return target(**terms, truncated=batch["truncated"], log_rho=log_rho, lam=lam)
+
     @torch.no_grad()
     def _targets(self, batch: dict, log_rho: torch.Tensor, flat_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """V_ret and the raw advantages, both [B, T], for log_rho [B, T] and V [N+B]."""
-        config, mask = self.config, batch["mask"]
-        values = self._scatter(flat_values[batch["is_state"]], mask)
-        next_values = self._scatter(flat_values[batch["is_next"]], mask)
-        arguments = dict(
-            rewards=batch["rewards"], values=values, next_values=next_values, log_rho=log_rho, mask=mask,
-            terminated=batch["terminated"], truncated=batch["truncated"], gamma=config.gamma, lam=config.retrace_lambda,
-        )  # fmt: skip
-        targets = (aride.retrace if config.target == "retrace" else aride.vtrace)(**arguments)
-        advantages = aride.advantages(
-            rewards=batch["rewards"], values=values, next_values=next_values, targets=targets, mask=mask,
-            terminated=batch["terminated"], truncated=batch["truncated"], gamma=config.gamma,
-        )  # fmt: skip
-        return targets, advantages
+        """The actor's value targets and raw advantages, both [B, T], for log_rho [B, T] and V [N+B]."""
+        config, terms = self.config, self._terms(batch, flat_values)
+        if config.algo == "filtered_bc":
+            return terms["values"], baselines.outcome_advantages(rewards=batch["rewards"], mask=batch["mask"])
+        if config.algo in ("digirl", "digirl_paper"):
+            published = config.algo == "digirl_paper"
+            return terms["values"], baselines.digirl_advantages(**terms, published=published)
+        if config.algo == "aride" and config.target == "one_step":
+            td_errors = aride.td_errors(**terms)
+            return terms["values"] + td_errors, td_errors
+        targets = self._corrected(batch, log_rho, terms)
+        return targets, aride.advantages(**terms, truncated=batch["truncated"], targets=targets)
+
+    @torch.no_grad()
+    def _labels(self, batch: dict, flat_values: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """What V_step learns, [B, T], and whether that is a soft label."""
+        if self.config.algo in ("digirl", "digirl_paper"):  # the outcome
+            return aride.discounted_returns(rewards=batch["rewards"], mask=batch["mask"], gamma=1.0), False
+        # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
+        log_rho = torch.zeros_like(batch["rewards"])
+        if self.config.algo == "vtrace" and self.updates:  # IMPALA's critic is corrected too
+            log_rho = self._log_rho(batch)
+        return self._corrected(batch, log_rho, self._terms(batch, flat_values)), True
+
+    def _log_rho(self, batch: dict) -> torch.Tensor:  # [B, T]
+        evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
+        return self._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]
 
     def _values(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N+B, 2] with gradient and V [N+B] without, for every state of the batch."""
         logits = self.critic(batch["all_prompts"], batch["screens"])
         return logits, aride.step_values(logits).detach()
 
+    def _trajectory_logits(self, trajectories: list[Trajectory]) -> torch.Tensor:  # [B]
+        first = np.stack([t.features[0] for t in trajectories]).astype(np.float32)  # [B, 1408]
+        return self.trajectory_critic([t.prompts[0] for t in trajectories], first)
+
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
         logits, values = self._values(batch)
         if not logits.isfinite().all():
             return self._skip(self.critic_optimizer, "the critic's output", batch)
-        # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
-        targets, _ = self._targets(batch, torch.zeros_like(batch["rewards"]), values)
+        targets, soft = self._labels(batch, values)
         step_logits = torch.zeros(*mask.shape, 2)
         step_logits[mask] = logits[batch["is_state"]]
-        value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=True)
+        value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=soft)
         trajectories = batch["trajectories"]
         outcomes = torch.tensor([float(bool(t.success)) for t in trajectories])
-        first = np.stack([t.features[0] for t in trajectories]).astype(np.float32)  # [B, 1408]
-        trajectory_logits = self.trajectory_critic([t.prompts[0] for t in trajectories], first)
+        trajectory_logits = self._trajectory_logits(trajectories)
         trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
         self._step(self.critic_optimizer, value_loss + trajectory_loss, batch)
         losses = {"value_loss": value_loss, "trajectory_value_loss": trajectory_loss}
@@ -177,16 +222,23 @@ class Learner:
             if not (logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()):
                 return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value", batch)
             targets, advantages = self._targets(batch, log_rho, values)
-            advantages = aride.normalise_advantages(
-                advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
-            ).masked_fill(batch["invalid"], 0.0)
-        loss, metrics = aride.actor_loss(
+            if config.algo == "aride":
+                advantages = aride.normalise_advantages(
+                    advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
+                )
+            advantages = advantages.masked_fill(batch["invalid"], 0.0)
+        actor_loss = {
+            "aride": aride.actor_loss, "digirl": baselines.digirl_loss, "digirl_paper": baselines.digirl_loss,
+            "filtered_bc": baselines.filtered_bc_loss, "vtrace": baselines.vtrace_loss,
+        }[config.algo]  # fmt: skip
+        loss, metrics = actor_loss(
             logprob=logprob, behavior_logprob=batch["behavior_logprob"], advantage=advantages, entropy=entropy,
             invalid=batch["invalid"], mask=mask, rho_clip=config.rho_clip, entropy_coef=config.entropy_coef,
             invalid_coef=config.invalid_coef, ratio_trust=config.ratio_trust or None,
         )  # fmt: skip
         norm = self._step(self.policy_optimizer, loss, batch)
-        self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
+        if config.algo == "aride":
+            self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
         losses = ("policy_loss", "entropy", "invalid_penalty")
         named = {f"{'losses' if name in losses else 'stats'}/{name}": value for name, value in metrics.items()}
         return named | {"losses/grad_norm": norm}
@@ -225,6 +277,14 @@ class Learner:
             rho_clip=10.0,  # the mean of unclipped ratios belongs to one stale step
         )  # fmt: skip
         self.replay.update_priorities(batch["ids"], priorities.numpy())
+
+    @torch.no_grad()
+    def _label_trajectories(self) -> None:
+        """V_traj of all that is held, under the newest critic, for the draw by R - V_traj."""
+        priorities = self.replay.state_dict()["priorities"]  # they stay
+        ids, trajectories = self.replay.get(self.replay.ids)
+        values = torch.sigmoid(self._trajectory_logits(trajectories)).nan_to_num(0.5)
+        self.replay.update_priorities(ids, priorities, values=values.numpy())
 
     @torch.no_grad()
     def _refresh_priorities(self) -> None:

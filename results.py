@@ -1,8 +1,10 @@
 """What a run achieved: the evaluations before and after training as numbers, and as a table to read.
 
-An evaluation is a list of (family, greedy, success) rows, success None where the judge could not tell.
+An evaluation is a list of (family, greedy, success, number) rows: success None where the judge could not tell, number
+the place in the list of tasks (-1: not known).
 
     results = summarise(warmup_rows, final_rows)     # the head of results.json
+    results |= breakdown(warmup_rows, final_rows, training_rows, train_tasks, eval_tasks)
     print(table(results, folder))
 """
 
@@ -12,22 +14,26 @@ import csv
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
+import platform
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from report import wilson_interval
-from tasks import Task
+from tasks import Task, novelty
 
-Row = tuple[str, bool, bool | None]
+Row = tuple[str, bool, bool | None, int]
+RECENT = 128  # training episodes, the last ones of a set, for the paper's column "train"
 
 METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute charts/SPS
     losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
     losses/grad_norm stats/policy_lag_mean stats/policy_lag_max stats/rho_mean stats/rho_max stats/rho_clipfrac
-    stats/ess stats/trust_dropped stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
+    stats/ess stats/trust_dropped stats/cloned stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
     stats/worker_restarts stats/phone_restarts stats/judge_unknown stats/judge_calls stats/judge_usd
     stats/trivial_success stats/unsupported_text stats/stale_dropped stats/invalid_actions stats/replay_size
     eval/success_rate eval/n""".split()
@@ -108,7 +114,7 @@ def start_tracking(args, folder: Path):
 
 def rate(rows: Sequence[Row]) -> dict:
     """Success rate with its 95 % Wilson interval; rows without a verdict are counted apart, never as failures."""
-    judged = [success for _, _, success in rows if success is not None]
+    judged = [row[2] for row in rows if row[2] is not None]
     successes = sum(judged)
     return {
         "success_rate": successes / len(judged) if judged else None,
@@ -137,9 +143,75 @@ def summarise(warmup: Sequence[Row], final: Sequence[Row]) -> dict:
     }
 
 
+def breakdown(
+    warmup: Sequence[Row], final: Sequence[Row], training: Sequence[Row], train: Sequence[Task], test: Sequence[Task]
+) -> dict:
+    """Greedy success by the sets of the paper's table, with the last training episodes, and by what a task has new."""
+    phases = {"warmup": warmup, "final": final}
+    greedy = {phase: [row for row in rows if row[1]] for phase, rows in phases.items()}
+    sets, new = {}, {}
+    for name, web in (("General", False), ("Web Shopping", True)):
+        found = {
+            phase: [row for row in rows if row[0].startswith("web_") == web]
+            for phase, rows in (greedy | {"train": training}).items()
+        }
+        sets[name] = {phase: rate(rows[-RECENT:] if phase == "train" else rows) for phase, rows in found.items()}
+    kinds = novelty(train, test)
+    for kind in ("seen", "instance", "template", "app"):
+        chosen = {number for number, known in enumerate(kinds) if known == kind}
+        if chosen:
+            new[kind] = {phase: rate([row for row in rows if row[3] in chosen]) for phase, rows in greedy.items()}
+    return {"sets": sets, "new": new}
+
+
+def flips(rows: Sequence[Row]) -> dict:
+    """How often two verdicts on the same task, policy and way of choosing actions differ, over all pairs of repeats."""
+    verdicts = defaultdict(list)
+    for _, greedy, success, number in rows:
+        if success is not None and number >= 0:
+            verdicts[number, greedy].append(success)
+    pairs = [a != b for group in verdicts.values() for a, b in itertools.combinations(group, 2)]
+    return {"share": sum(pairs) / len(pairs) if pairs else None, "pairs": len(pairs)}
+
+
+def evaluation_card(args, judge, train: Sequence[Task], test: Sequence[Task], final: Sequence[Row], policy) -> dict:
+    """How the numbers came about: what another evaluation must share with this one to be compared with it."""
+    import evaluator
+    import task_rules
+    from android_env import make_prompt
+
+    if judge.kind == "rules":
+        question = Path(task_rules.__file__).read_text(encoding="utf-8")
+    else:
+        question = f"{evaluator.PROMPT}{evaluator.VALIDITY_PROMPT}{evaluator.RUBRICS}{judge.screens}"
+    return {
+        "seeds": [args.run.seed], "repeats": args.tasks.eval_repeats, "flips": flips(final), "interval": "Wilson, 95 %",
+        "step_budget": [args.tasks.horizon] if args.tasks.horizon else sorted({task.horizon for task in test}),
+        "decoding": {"greedy": "likeliest tokens", "sampled": "temperature 1", "max_tokens": policy.codec.max_action},
+        "judge": judge.name, "judge_votes": judge.votes,
+        # The rules are what others are measured against: python evaluator.py --calibrate.
+        "judge_error": 0.0 if judge.kind == "rules" else None,
+        "train_sha256": task_hash(train), "eval_sha256": task_hash(test),
+        "policy_prompt_sha256": _sha256(make_prompt("{goal}", "{action}")), "judge_prompt_sha256": _sha256(question),
+        "code_sha256": code_hash(), "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+    }  # fmt: skip
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def code_hash() -> str:
+    """Names this code: sha256 of all its Python files, the simulated phones' included."""
+    root, mark = Path(__file__).resolve().parent, hashlib.sha256()
+    for path in sorted([*root.glob("*.py"), *root.glob("sim/*.py")]):
+        mark.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return mark.hexdigest()
+
+
 def task_hash(tasks: Sequence[Task]) -> str:
     """Names a task set: sha256 of its instructions in order."""
-    return hashlib.sha256("\n".join(task.instruction for task in tasks).encode()).hexdigest()
+    return _sha256("\n".join(task.instruction for task in tasks))
 
 
 def versions() -> dict[str, str]:

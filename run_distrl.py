@@ -83,7 +83,7 @@ class Experiment:
         self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
         self.clock = time.monotonic()
         self.idle_seconds = 0.0
-        self.evaluations: dict[str, list] = {}  # split -> [(task family, greedy, success)]
+        self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
         self.alarms: set[str] = set()  # kinds of those in the last row of metrics.csv
@@ -136,12 +136,11 @@ class Experiment:
             return False
         if untyped := trajectory.info.get("unsupported_text", 0) if trajectory else 0:
             if not self.unsupported:
-                where = f"{trajectory.info['serial']} has no ADBKeyBoard: text other than ASCII is not typed there"
-                print(f"  warning: {where} (counted in metrics.csv)", flush=True)
+                print(f"  warning: no ADBKeyBoard on {trajectory.info['serial']}: only ASCII is typed there", flush=True)
             self.unsupported += untyped
         if episode.split != "train":
-            success = trajectory.success if trajectory else None
-            self.evaluations.setdefault(episode.split, []).append((episode.task.family, episode.greedy, success))
+            row = (episode.task.family, episode.greedy, trajectory.success if trajectory else None, episode.number)
+            self.evaluations.setdefault(episode.split, []).append(row)
             return True
         self.take(trajectory, id)
         return True
@@ -197,6 +196,7 @@ class Experiment:
         """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
         self.schedule.rest()
         self.evaluations[split] = []
+        modes *= self.args.tasks.eval_repeats
         wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
         shown = time.monotonic()
         while len(self.evaluations[split]) < wanted and not self.judge_pauses():
@@ -208,7 +208,7 @@ class Experiment:
 
     def evaluated(self, split: str) -> bool:
         """Is this evaluation complete?"""
-        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks)
+        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks) * self.args.tasks.eval_repeats
 
     def train(self) -> None:
         """Collect and learn until the budget is used up."""
@@ -359,7 +359,7 @@ class Experiment:
             torch.set_rng_state(state["torch_rng"])
             for name, value in state["counters"].items():
                 setattr(self, name, value)
-            self.evaluations["warmup"] = [tuple(row) for row in state["warmup"]]
+            self.evaluations["warmup"] = [(*row, -1)[:4] for row in state["warmup"]]  # older runs: no number
         else:
             self.load_weights(max((row.policy_version for row in journal.rows()), default=0))
         settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
@@ -381,8 +381,8 @@ class Experiment:
                 self.schedule.skip(trajectory.info.get("number", 0))
             self.admit(trajectory, id)
         journal.close()
-        at = self.trajectories + len(self.played)
-        print(f"Resumed {self.folder} at {at} trajectories, {self.learner.updates} updates.")
+        number = self.trajectories + len(self.played)
+        print(f"Resumed {self.folder} at {number} trajectories, {self.learner.updates} updates.")
 
     def load_weights(self, version: int) -> None:
         """Go on without a checkpoint, from the weights that `finish` saved or else --policy's; the rest starts anew."""
@@ -401,15 +401,20 @@ class Experiment:
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
+        from journal import Journal
         from report import write_report
-        from results import summarise, task_hash, versions
+        from results import breakdown, evaluation_card, summarise, task_hash, versions
 
         while self.receive():  # what came in while the actors were stopped
             pass
         self.tick()
         self.policy.save(self.folder / "policy.safetensors")
         tasks = self.args.tasks
-        results = summarise(self.evaluations.get("warmup", []), self.evaluations.get("final", [])) | {
+        evaluated = self.evaluations.get("warmup", []), self.evaluations.get("final", [])
+        sets = self.train_tasks, self.eval_tasks
+        with Journal(self.journal_path, readonly=True) as journal:
+            played = [(row.family, False, row.success, -1) for row in journal.rows("train") if row.success is not None]
+        results = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
             "trajectories": self.trajectories, "updates": self.learner.updates,
             "wall_seconds": round(self.wall_seconds, 1), "train_seconds": round(self.train_seconds, 1),
             "task_set": {
@@ -419,9 +424,10 @@ class Experiment:
             },
             "judge": self.judge.name, "judge_votes": self.judge.votes, "judge_unknown": self.unknown,
             "judge_calls": self.ledger.summary() if self.ledger else None, "trivial_success": self.trivial,
-            "seed": self.args.run.seed, "phones": self.phones,
+            "seed": self.args.run.seed, "phones": self.phones, "algo": self.args.algorithm.algo, "stale": self.stale,
             "worker_restarts": self.pool.restarts, "phone_restarts": self.pool.phone_restarts,
             "unsupported_text": self.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+            "card": evaluation_card(self.args, self.judge, *sets, evaluated[1], self.policy),
         }  # fmt: skip
         if self.recording:
             results["recorded"] = self.recording.summary()

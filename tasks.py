@@ -12,6 +12,7 @@ dump`), whether the instruction is done:
     done, reason = is_done(task, [screen_0, ..., screen_now])
     train, test = generate_tasks("train", 256), generate_tasks("test", 256)
     overlap(train, test)                                 # {'exact': 0, 'template': ...}
+    novelty(train, test)                                 # ['instance', ...]: what is new in each test task
 
 The instruction lists hold typing mistakes ("Checkthe settings", "a goodrestaurant"): each template is tried
 as it stands first, then with the blanks between its words optional. Values held out for `tune` and `test`
@@ -36,8 +37,8 @@ from functools import cache
 import task_words as words
 from task_rules import is_done
 
-__all__ = ["FAMILIES", "Task", "UnknownInstruction", "generate_tasks", "is_done", "load_tasks", "overlap",
-           "parse_task"]
+__all__ = ["FAMILIES", "Task", "UnknownInstruction", "app_of", "generate_tasks", "is_done", "load_tasks", "novelty",
+           "overlap", "parse_task"]
 
 # Family, template; the first that matches wins. {name:list} draws its values from task_words.LISTS[list].
 RULES: tuple[tuple[str, str], ...] = (
@@ -139,6 +140,8 @@ FAMILIES: tuple[str, ...] = (
     "web_select")
 CLOSED = frozenset({  # split by instruction
     "install", "alarm", "app_settings", "notifications", "open_app", "chrome_tab", "personal"})
+APPS = {"maps": "Maps", "directions": "Maps", "video": "YouTube", "install": "Play Store", "alarm": "Clock",
+        "app_settings": "Settings", "notifications": "Settings", "personal": "Calendar"}  # of a family; else Chrome
 SPLITS = ("test", "tune", "train")
 _SLOT = re.compile(r"\{(\w+):?(\w*)\}")
 
@@ -262,6 +265,21 @@ def overlap(train: Sequence[Task], test: Sequence[Task]) -> dict[str, int]:
     templates = {task.template for task in train}
     return {"exact": sum(task.instruction.lower() in seen for task in test),
             "template": sum(task.template in templates for task in test)}
+
+
+def app_of(task: Task) -> str:
+    """The app that the instruction has its user work in: the web is one app, whatever the site."""
+    if task.family == "open_app":
+        return task.slot("label")
+    return "Gmail" if task.slot("mail") else APPS.get(task.family, "Chrome")
+
+
+def novelty(train: Sequence[Task], test: Sequence[Task]) -> list[str]:
+    """What is new in each test task, the first of these: its "app", its "template", the "instance"; else "seen"."""
+    instructions = {task.instruction.lower() for task in train}
+    templates, apps = {task.template for task in train}, {app_of(task) for task in train}
+    return ["app" if app_of(task) not in apps else "template" if task.template not in templates
+            else "instance" if task.instruction.lower() not in instructions else "seen" for task in test]
 
 
 def _mark(text: str) -> int:

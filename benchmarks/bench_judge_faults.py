@@ -157,7 +157,7 @@ def main() -> int:
                 sys.executable, "-u", "run_distrl.py", "--judge", args.judge, "--judge-model", "gemini-2.5-flash",
                 "--judge-url", server.url, "--num-workers", args.num_workers, *flags,
                 "--total-trajectories", args.trajectories, "--eval-episodes", 2, "--eval-every", 0, "--tasks",
-                f"{folder}/tasks.txt", "--eval-tasks", f"{folder}/tasks.txt", "--learning-starts", 8,
+                f"{folder}/tasks.txt", "--eval-tasks", f"{folder}/tasks.txt", "--allow-overlap", "--learning-starts", 8,
                 "--critic-warmup", 2, "--batch-trajectories", 2, "--runs-dir", f"{folder}/runs", "--seed", args.seed,
             ]  # fmt: skip
             code = play(command, look)

@@ -8,18 +8,33 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import args as flags
+from evaluator import JudgeConfig
 from report import read_metrics
-from results import METRICS, append_metrics, rate, recent_metrics, start_tracking, summarise, table
+from results import (
+    METRICS,
+    append_metrics,
+    breakdown,
+    code_hash,
+    evaluation_card,
+    flips,
+    rate,
+    recent_metrics,
+    start_tracking,
+    summarise,
+    table,
+)
+from tasks import parse_task
 
-WARMUP = [("alarm", True, False), ("alarm", False, True), ("maps", True, True), ("maps", True, None)]
-FINAL = [("alarm", True, True), ("alarm", False, False), ("maps", True, True), ("maps", False, None)]
+WARMUP = [("alarm", True, False, 0), ("alarm", False, True, 0), ("maps", True, True, 1), ("maps", True, None, 2)]
+FINAL = [("alarm", True, True, 0), ("alarm", False, False, 0), ("maps", True, True, 1), ("maps", False, None, 2)]
 
 
 def test_an_unknown_verdict_is_counted_apart():
     found = rate(WARMUP)
     assert (found["success_rate"], found["n"], found["unjudged"]) == (2 / 3, 3, 1)
     assert found["ci95"][0] < 2 / 3 < found["ci95"][1]
-    assert rate([("maps", True, None)]) == {"success_rate": None, "ci95": None, "n": 0, "unjudged": 1}
+    assert rate([("maps", True, None, 0)]) == {"success_rate": None, "ci95": None, "n": 0, "unjudged": 1}
 
 
 def test_the_headline_is_greedy_and_families_count_both_modes():
@@ -28,6 +43,55 @@ def test_the_headline_is_greedy_and_families_count_both_modes():
     assert results["sampled"]["final"]["success_rate"] == 0.0 and results["sampled"]["final"]["unjudged"] == 1
     assert results["families"]["alarm"] == {"warmup": 0.5, "final": 0.5, "n": 2}
     assert results["families"]["maps"] == {"warmup": 1.0, "final": 1.0, "n": 1}
+
+
+def tasks(*instructions: str) -> list:
+    return [parse_task(text) for text in instructions]
+
+
+def test_success_by_set_and_by_what_is_new():
+    train = tasks("Set an alarm for 4pm", "Open the Camera app", "Go to ebay.com")
+    test = tasks("Set an alarm for 5pm", "Go to reddit.com", "open the camera app", "Find pizza restaurants on Maps",
+                 "Open the Camera")  # fmt: skip
+    final = [(test[number].family, True, number != 3, number) for number in range(5)]
+    final += [(row[0], False, False, row[3]) for row in final] + [("alarm", True, None, 0)]
+    warmup = [("alarm", True, False, 0), ("web_open", True, True, -1)]  # of an older checkpoint: no number
+    training = [("alarm", False, False, -1)] * 300 + [("alarm", False, True, -1)] * 64 + [("web_open", False, True, -1)]
+    found = breakdown(warmup, final, training, train, test)
+    general, web = found["sets"]["General"], found["sets"]["Web Shopping"]
+    assert (general["warmup"]["success_rate"], general["final"]["success_rate"]) == (0.0, 0.75)
+    assert web["final"]["success_rate"] == 1.0
+    assert (general["train"]["success_rate"], general["train"]["n"]) == (0.5, 128) and web["train"]["n"] == 1
+    assert {kind: (x["final"]["success_rate"], x["final"]["n"]) for kind, x in found["new"].items()} == {
+        "seen": (1.0, 1), "instance": (1.0, 2), "template": (1.0, 1), "app": (0.0, 1)}  # fmt: skip
+    assert found["new"]["instance"]["warmup"]["n"] == 1
+
+
+def test_flips_are_counted_over_pairs_of_repeats():
+    again = [("maps", True, not success, number) for _, greedy, success, number in FINAL if greedy]
+    assert flips(FINAL) == {"share": None, "pairs": 0}
+    assert flips([*FINAL, *again]) == {"share": 1.0, "pairs": 2}
+    assert flips([*FINAL, *FINAL, *again]) == {"share": 4 / 7, "pairs": 7}  # 0, 1: 3 pairs each, 2 differ; sampled 0: 1
+
+
+def test_G5_G6_the_card_says_how_the_numbers_came_about():
+    args, held_out = flags.Args(), tasks("Set an alarm for 5pm", "Go to reddit.com")
+    policy = SimpleNamespace(codec=SimpleNamespace(max_action=64))
+
+    def card(judge=None, train=("Open the Camera app",), **changes):
+        for name, value in changes.items():
+            setattr(args.tasks, name, value)
+        return evaluation_card(args, judge or JudgeConfig(), tasks(*train), held_out, FINAL, policy)
+
+    found = card()
+    assert found["seeds"] == [1] and found["repeats"] == 1 and found["step_budget"] == [15, 20]
+    assert found["judge"] == "rules" and found["judge_error"] == 0.0 and found["decoding"]["max_tokens"] == 64
+    hashes = [name for name in found if name.endswith("sha256")]
+    assert len({found[name] for name in hashes}) == len(hashes) == 5
+    assert all(len(found[name]) == 64 for name in hashes) and found["code_sha256"] == code_hash()
+    other = card(JudgeConfig("gemini", "gemini-2.5-flash"), train=("Open the Clock app",), horizon=7)
+    assert {name for name in found if found[name] != other[name]} == {
+        "judge", "judge_error", "judge_prompt_sha256", "train_sha256", "step_budget"}  # fmt: skip
 
 
 def rows(times: list[float]) -> list[dict]:

@@ -8,7 +8,17 @@ import pytest
 
 import task_words
 from task_rules import key_words, words_of
-from tasks import FAMILIES, RULES, UnknownInstruction, generate_tasks, load_tasks, overlap, parse_task
+from tasks import (
+    FAMILIES,
+    RULES,
+    UnknownInstruction,
+    app_of,
+    generate_tasks,
+    load_tasks,
+    novelty,
+    overlap,
+    parse_task,
+)
 
 LISTS = Path(__file__).parent / "fixtures" / "aitw"
 SPLITS = ("train", "tune", "test")
@@ -191,6 +201,21 @@ def test_word_lists_hold_no_value_twice_and_every_template_generates():
 def test_bad_requests_are_refused(split, num, what):
     with pytest.raises(ValueError, match=what):
         generate_tasks(split, num)
+
+
+def test_novelty_names_the_largest_thing_that_is_new():
+    def tasks(*instructions):
+        return [parse_task(text) for text in instructions]
+
+    train = tasks("Set an alarm for 4pm", "Open the Camera app", "What's the news?", "Check my email")
+    test = tasks("set an alarm for 4pm", "Set an alarm for 4 pm", "Set an alarm for 7pm", "Open the Clock",
+                 "Go to ebay.com", "Play some jazz on YouTube", "Check my gmail inbox",
+                 "What's on my calendar for this week?")  # fmt: skip
+    assert [app_of(task) for task in train] == ["Clock", "Camera", "Chrome", "Gmail"]
+    assert novelty(train, test) == ["seen", "template", "instance", "template", "template", "app", "template", "app"]
+    assert novelty(train, train) == ["seen"] * 4
+    generated = novelty(generate_tasks("train", 8000, 1), generate_tasks("test", 256))
+    assert "seen" not in generated and generated.count("instance") > 240
 
 
 def test_overlap_of_the_real_lists():

@@ -1,0 +1,218 @@
+"""The paper's comparisons, one command each: every method on every seed, one run after another, with the same budget.
+
+    python reproduce/run.py --experiment table1 --budget small          # under 30 minutes, one seed: does it all work?
+    python reproduce/run.py --experiment table1                         # seeds 1, 2, 3, the default run's 10.5 minutes
+    python reproduce/run.py --experiment ablation --seeds 1 2 3 4 5     # more seeds: only what is missing is run
+    python reproduce/run.py --experiment table1 --dry-run               # prints the commands, runs nothing
+    python reproduce/run.py --experiment table1 --devices all --policy Auto-UI-Base --judge gemini    # real phones
+    python reproduce/plot.py --experiment table1                        # its table and figures, from what is there
+
+A run lives in OUT/BUDGET/METHOD/SEED/. One that has its results.json is skipped, one that was stopped is resumed. Flags
+that this script does not know go to every `run_distrl.py`; a folder that was made with other flags is refused. Several
+experiments share runs: A-RIDE with its defaults is run once a seed.
+
+Departs from the paper: all methods have the same machine, phones, networks, batches, learning rate and minutes; there,
+DigiRL's come from its own code. Baselines beyond the paper's: filtered cloning, V-trace, A-RIDE in lock-step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tasks import RULES, SPLITS, app_of, generate_tasks, novelty  # noqa: E402
+
+# ---------------------------------------------------------------------- what is compared: label, flags of run_distrl.py
+
+DIGIRL = {"algo": "digirl", "gamma": 0.5}  # its authors' gamma: it weighs the outcome in DigiRL's advantage, no more
+COLLECT = {"train_minutes": 3, "eval_episodes": 1, "eval_every": 0}
+UNSEEN = {"tasks": "{tasks}/train.txt", "eval_tasks": "{tasks}/test.txt", "eval_episodes": 192}  # by `write_tasks`
+METHODS: dict[str, tuple[str, dict]] = {
+    "aride": ("A-RIDE, asynchronous (DistRL)", {}),
+    "aride_sync": ("A-RIDE, synchronous", {"sync": True}),
+    "digirl": ("DigiRL, asynchronous", DIGIRL),
+    "digirl_sync": ("DigiRL, synchronous", DIGIRL | {"sync": True}),
+    "digirl_paper": ("DigiRL as its paper has it, asynchronous", DIGIRL | {"algo": "digirl_paper"}),
+    "digirl_gamma": ("DigiRL with A-RIDE's gamma, asynchronous", {"algo": "digirl"}),
+    "filtered_bc": ("filtered cloning, asynchronous", {"algo": "filtered_bc"}),
+    "vtrace": ("V-trace (IMPALA), asynchronous", {"algo": "vtrace"}),
+    "no_dper": ("without DPER", {"priority_alpha": 0.0}),
+    "no_retrace": ("without Retrace: one-step advantages", {"target": "one_step"}),
+    "target_vtrace": ("V-trace in the place of Retrace", {"target": "vtrace"}),
+    "no_entropy": ("without the entropy bonus", {"entropy_coef": 0.0}),
+    "no_invalid": ("without the invalid-action term", {"invalid_coef": 0.0}),
+    "filter_half": ("with the V_traj filter, best half", {"top_quantile": 0.5}),
+    "filter_tenth": ("with the V_traj filter, best tenth", {"top_quantile": 0.1}),
+    "unseen": ("A-RIDE, asynchronous (DistRL)", UNSEEN),
+    "unseen_digirl_sync": ("DigiRL, synchronous", UNSEEN | DIGIRL | {"sync": True}),
+}
+WORKERS = (4, 8, 16, 32)
+for number in WORKERS:
+    flags = COLLECT | {"num_workers": number}
+    METHODS[f"collect_{number}"] = (f"asynchronous, {number} workers", flags)
+    METHODS[f"collect_sync_{number}"] = (f"synchronous, {number} workers", flags | {"sync": True})
+SWEEPS = {  # flag: its values; None is the default, the run "aride"
+    "retrace_lambda": (0.0, 0.5, 0.9, None),
+    "entropy_coef": (0.0, 0.001, None, 0.01, 0.03),
+    "priority_alpha": (0.0, 0.25, None, 1.0),
+    "priority_weights": ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), None),
+    "max_staleness": (2, 5, None),
+}
+BOUNDS = (1, 2, 4, 8, 16, 0)  # publications; 0: no bound. One publication an update, so that there are lags to bound
+
+
+def sweep_name(flag: str, value) -> str:
+    """Name of the method that has this one flag set; an ablation may be one."""
+    flags = {} if value is None else {flag: value}
+    new = f"{flag}_{'_'.join(map(str, value)) if isinstance(value, tuple) else value}"
+    return next((name for name, method in METHODS.items() if method[1] == flags), new)
+
+
+for flag, values in SWEEPS.items():
+    for value in values:
+        METHODS.setdefault(sweep_name(flag, value), (f"{flag} {value}", {flag: value}))
+for bound in BOUNDS:
+    label = f"at most {bound} publications old" if bound else "of any age"
+    METHODS[f"bound_{bound}"] = (label, {"publish_every": 1, "max_staleness": bound})
+
+EXPERIMENTS: dict[str, list[str]] = {
+    "table1": ["digirl_sync", "digirl", "filtered_bc", "vtrace", "aride"],
+    "efficiency": ["digirl_sync", "digirl", "aride_sync", "aride"],
+    "ablation": ["aride", "no_dper", "no_retrace", "target_vtrace", "no_entropy", "no_invalid", "filter_half",
+                 "filter_tenth", "digirl_paper", "digirl_gamma"],
+    "collection": [f"collect_{kind}{number}" for number in WORKERS for kind in ("", "sync_")],
+    "sensitivity": list(dict.fromkeys(sweep_name(flag, v) for flag, values in SWEEPS.items() for v in values)),
+    "staleness": [f"bound_{bound}" for bound in BOUNDS],
+    "generalisation": ["unseen", "unseen_digirl_sync"],
+}  # fmt: skip
+BUDGETS = {  # full: the defaults of run_distrl.py
+    "small": ({"train_minutes": 2.5, "eval_episodes": 64, "eval_every": 0}, [1]),
+    "full": ({}, [1, 2, 3]),
+}
+HELD_APPS = ("YouTube", "Clock", "Gmail")  # no task of these is trained on for generalisation
+
+
+# ---------------------------------------------------------------------- instructions for generalisation
+
+
+def held_templates() -> set[str]:
+    """The last template of each family that has more than one."""
+    families: dict[str, list[str]] = {}
+    for family, template in RULES:
+        families.setdefault(family, []).append(template)
+    return {templates[-1] for templates in families.values() if len(templates) > 1}
+
+
+def write_tasks(folder: Path, each: int = 64) -> None:
+    """train.txt and test.txt: tests of unseen instances, templates and apps take turns, `each` of each."""
+    held = held_templates()
+    many = {split: list(dict.fromkeys(generate_tasks(split, 4000))) for split in SPLITS}
+    folder.mkdir(parents=True, exist_ok=True)
+    train = [task for task in many["train"] if task.template not in held and app_of(task) not in HELD_APPS]
+    kinds: dict[str, list] = {"instance": [], "template": [], "app": []}
+    rest = many["test"] + many["tune"]
+    for kind, task in zip(novelty(train, rest), rest, strict=True):
+        kinds[kind].append(task)
+    turns = itertools.chain.from_iterable(zip(*(tasks[:each] for tasks in kinds.values()), strict=False))
+    for name, chosen in (("train", train), ("test", turns)):
+        (folder / f"{name}.txt").write_text("".join(task.instruction + "\n" for task in chosen), encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- running
+
+
+def words(flags: dict, tasks: Path) -> list[str]:
+    """Flags as words of a command line."""
+    line = []
+    for name, value in flags.items():
+        line.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            values = value if isinstance(value, tuple) else (value,)
+            line += [str(v).replace("{tasks}", str(tasks)) for v in values]
+    return line
+
+
+def command(method: str, seed: int, budget: str, out: Path, extra: list[str]) -> tuple[Path, list[str]]:
+    """(the folder of this method and seed, the words of its command)."""
+    folder = out / budget / method / str(seed)
+    own = {name: value for name, value in BUDGETS[budget][0].items() if f"--{name.replace('_', '-')}" not in extra}
+    flags = own | METHODS[method][1]
+    line = ["run_distrl.py", "--exp-name", method, "--seed", str(seed), "--runs-dir", str(folder)]
+    return folder, [*line, *words(flags, out / budget / "tasks"), *extra]
+
+
+def state(folder: Path, line: list[str]) -> tuple[str, Path | None]:
+    """("new" | "stopped" | "done" | "other flags", the run's own folder)."""
+    runs, note = sorted(path.parent for path in folder.glob("*/config.json")), folder / "command.txt"
+    if not runs:
+        return "new", None
+    if note.exists() and note.read_text(encoding="utf-8") != shlex.join(line) + "\n":
+        return "other flags", None
+    done = [run for run in runs if (run / "results.json").exists()]
+    return ("done", done[0]) if done else ("stopped", runs[-1])
+
+
+def play(folder: Path, line: list[str], run: Path | None) -> int:
+    """Run, or resume `run`; Ctrl-C reaches the run too: wait until it has saved. Returns its exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "command.txt").write_text(shlex.join(line) + "\n", encoding="utf-8")
+    line = [line[0], "--resume", str(run)] if run else line
+    process = subprocess.Popen([sys.executable, "-u", *line], cwd=ROOT)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)  # --seed is run_distrl.py's
+    parser.add_argument("--experiment", required=True, choices=EXPERIMENTS, help="what to compare")
+    parser.add_argument("--budget", choices=BUDGETS, default="full", help="small: 2.5 minutes of training a run")
+    parser.add_argument("--methods", nargs="+", help="only these of the experiment, such as aride digirl_sync")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 1 2 3; small: 1")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce", help="where the runs go")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
+    args, extra = parser.parse_known_args()
+    out, seeds = args.out.absolute(), args.seeds or BUDGETS[args.budget][1]
+    methods, todo = EXPERIMENTS[args.experiment], []
+    if unknown := set(args.methods or ()) - set(methods):
+        parser.error(f"--methods {' '.join(sorted(unknown))}: {args.experiment} has {' '.join(methods)}")
+    methods = args.methods or methods
+    for seed, method in itertools.product(seeds, methods):  # all methods, then the next seed
+        folder, line = command(method, seed, args.budget, out, extra)
+        found, run = state(folder, line)
+        if found == "other flags":
+            print(f"error: {folder} was made by another command, see its command.txt: name another --out",
+                  file=sys.stderr)  # fmt: skip
+            return 2
+        print(f"# {METHODS[method][0]}, seed {seed}: {found}\n$ python {shlex.join(line)}", flush=True)
+        if found != "done":
+            todo.append((method, seed, folder, line, run))
+    if args.dry_run:
+        return 0
+    if args.experiment == "generalisation":
+        write_tasks(out / args.budget / "tasks")
+    for number, (method, seed, folder, line, run) in enumerate(todo, 1):
+        print(f"\n# run {number} of {len(todo)}: {METHODS[method][0]}, seed {seed}", flush=True)
+        code = play(folder, line, run)
+        if code or state(folder, line)[0] != "done":
+            print(f"error: {METHODS[method][0]}, seed {seed}: stopped with exit code {code}: the same command goes on",
+                  file=sys.stderr)  # fmt: skip
+            return code or 1
+    print(f"\nAll {len(seeds) * len(methods)} runs are there. Tables and figures: "
+          f"python reproduce/plot.py --experiment {args.experiment} --budget {args.budget}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
