@@ -136,7 +136,7 @@ class Experiment:
             return False
         if untyped := trajectory.info.get("unsupported_text", 0) if trajectory else 0:
             if not self.unsupported:
-                print(f"  warning: no ADBKeyBoard on {trajectory.info['serial']}: only ASCII is typed there", flush=True)
+                print(f"  warning: no ADBKeyBoard on {trajectory.info['serial']}: only ASCII is typed", flush=True)
             self.unsupported += untyped
         if episode.split != "train":
             row = (episode.task.family, episode.greedy, trajectory.success if trajectory else None, episode.number)
