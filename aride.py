@@ -75,16 +75,15 @@ def _td(rewards, values, next_values, terminated, outside, gamma) -> Tensor:
 
 
 def _scan(x: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + decay_t y_{t+1}, backwards in time; x [B, T], decay [B, T-1] -> [B, T].
+    """y_t = x_t + decay_t y_{t+1}, backwards in time, in the place of x [B, T]; decay [B, T-1] or [B, T].
 
-    A loop over T on contiguous columns [B], one fused call a step. No log-space cumulative products: they are
-    NaN at terminal steps. What must not leak past an end is stopped by the caller's zeros in `decay`.
+    A loop over T, one fused call a step on columns [B]. No log-space cumulative products: they are NaN at
+    terminal steps. What must not leak past an end is stopped by the caller's zeros in `decay`.
     """
-    y = x.t().contiguous()  # [T, B]
-    columns, factors = y.unbind(0), decay.t().contiguous().unbind(0)
+    columns, factors = x.unbind(1), decay.unbind(1)
     for t in range(len(columns) - 2, -1, -1):
         columns[t].addcmul_(factors[t], columns[t + 1])
-    return y.t()
+    return x
 
 
 def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask, gamma, lam, rho_clip, c_clip,
@@ -101,13 +100,15 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
             ends = ends | outside  # whatever a masked discount is
         td = _td(rewards, values, next_values, terminated, outside, gamma)
         rho = _accurate(log_rho).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_().masked_fill_(outside, 0.0)
-        trace = rho.clamp(max=c_clip).mul_(lam)  # c_t, [B, T]
-        if not retrace:
-            td.mul_(rho.clamp(max=rho_clip))
-        decay = trace[:, 1:] if retrace else trace[:, :-1]
-        decay.mul_(gamma[:, :-1] if isinstance(gamma, Tensor) else gamma).masked_fill_(ends[:, :-1], 0.0)
-        delta = _scan(td, decay)
-        finite = math.isfinite(delta.sum()) and math.isfinite(rho.sum())
+        decay = rho.clamp(max=c_clip)  # to be gamma c_t, for Retrace gamma c_{t+1}
+        if retrace:
+            decay, ends = decay[:, 1:], ends[:, :-1]
+        else:
+            td.mul_(decay if rho_clip == c_clip else rho.clamp(max=rho_clip))
+        discount = gamma[:, :decay.shape[1]] if isinstance(gamma, Tensor) else gamma
+        delta = _scan(td, decay.mul_(lam * discount).masked_fill_(ends, 0.0))
+        # V-trace uses every ratio, Retrace does not.
+        finite = math.isfinite(delta.sum()) and (not retrace or math.isfinite(rho.sum()))
     if not finite:
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0),
                 log_rho=log_rho, **({"gamma": gamma} if isinstance(gamma, Tensor) else {}))
