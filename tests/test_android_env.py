@@ -117,7 +117,7 @@ def test_prompt():
 class ToyPhone:
     """A phone whose screen is a number; tapping adds 1, swiping 10, BACK takes 1."""
 
-    size = (100, 200)
+    size, serial = (100, 200), "toy"
 
     def __init__(self):
         self.number, self.calls, self.error, self.boot = 0, [], None, "77"

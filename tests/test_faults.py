@@ -31,6 +31,7 @@ from policy import AutoUIPolicy
 from replay import Trajectory
 from run_folder import UsageError, load_checkpoint, save_checkpoint
 
+PATIENCE = 240  # s, for a machine that is busy otherwise
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
@@ -74,20 +75,20 @@ def test_a_serial_run_that_was_stopped_and_killed_ends_with_the_same_weights(pol
     whole, program = Program(*flags, tmp_path / "whole"), Program(*flags, tmp_path / "cut")
     program.until("Training")
     run = run_of(tmp_path / "cut")
-    wait_for_trajectories(run, 6)
+    wait_for_trajectories(run, 6, PATIENCE)
     program.process.send_signal(signal.SIGINT)
-    assert program.end(20)[0] == 130
+    assert program.end(PATIENCE)[0] == 130
     stopped = len(contents(run))
     assert load_checkpoint(run)["counters"]["trajectories"] == stopped < 20
     program = Program("--resume", run)
-    wait_for_trajectories(run, stopped + 4)
+    wait_for_trajectories(run, stopped + 4, PATIENCE)
     program.process.kill()
-    program.end()
+    program.end(PATIENCE)
     killed = len(contents(run))
     assert load_checkpoint(run)["counters"]["trajectories"] == stopped < killed < 30
-    code, out, err = Program("--resume", run).end()
+    code, out, err = Program("--resume", run).end(PATIENCE)
     assert code == 0 and err == "" and f"at {killed} trajectories" in out, (out, err)
-    code, out, err = whole.end()
+    code, out, err = whole.end(PATIENCE)
     assert code == 0 and err == "", (out, err)
     whole = run_of(tmp_path / "whole")
 
@@ -164,17 +165,17 @@ def test_E15_E9_C16_a_learner_that_raises_or_diverges_ends_the_run(policy, tmp_p
     assert len(family) >= 7
     raising.until("RAISING")
     began = time.monotonic()
-    code, out, err = raising.end(20)
+    code, out, err = raising.end(PATIENCE)
     assert code == 1 and "Traceback" in err and "ValueError: the learner's own words" in err, (code, out, err)
     assert gone(family, began + 10 - time.monotonic())
 
     skips, stops = (altered(NOT_FINITE.format(n), *flags, tmp_path / f"nan{n}") for n in (2, 3))
-    code, out, err = stops.end()
+    code, out, err = stops.end(PATIENCE)
     assert code == 1 and err.count("\n") == 2 and "--resume" in err, (code, out, err)
     found = re.match(r"error: the policy: the loss \(nan\).* was not finite three times in a row: lower --learning-rate"
                      r" \(the last time on trajectories ([\d, ]+) of the journal\)", err)  # fmt: skip
     assert {int(id) for id in found[1].split(", ")} <= contents(run_of(tmp_path / "nan3")).keys()
-    code, out, err = skips.end()
+    code, out, err = skips.end(PATIENCE)
     assert code == 0 and err == "", (code, out, err)
     run = run_of(tmp_path / "nan2")
     assert load_checkpoint(run)["learner"]["counters"]["skipped"] == 2
@@ -202,7 +203,7 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
     for kind, program in programs.items():
         program.until("Training")
         run = run_of(tmp_path / kind)
-        wait_for_trajectories(run, 4)
+        wait_for_trajectories(run, 4, PATIENCE)
         family = program.family()
         os.kill(called(family, "worker 0"), signal.SIGSTOP)
         began = time.monotonic()
@@ -214,7 +215,7 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
         assert time.monotonic() - began < 5 and gone(family, 5 - (time.monotonic() - began))
         counters = load_checkpoint(run)["counters"]
         assert counters["trajectories"] == sum(id <= counters["last_id"] for id in contents(run)) >= 4
-    programs["term"].end()
+    programs["term"].end(PATIENCE)
 
     program = Program("--resume", run)
     program.until("Training")
@@ -223,7 +224,7 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
         if pid == family[0] or re.match("worker|policy server|fork server", Path(f"/proc/{pid}/comm").read_text()):
             os.kill(pid, signal.SIGSTOP)
     program.process.kill()
-    program.end()
+    program.end(PATIENCE)
     assert gone(family, 10)
 
 
@@ -269,7 +270,7 @@ def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_i
         os.kill(worker, signal.SIGCONT)
         listen(lambda id, version, *_, since=at: version > since + 2)
     program.out += program.process.stdout.read()  # `communicate` would not see what is buffered here
-    code, out, err = program.end()
+    code, out, err = program.end(PATIENCE)
     assert code == 0 and err == "", (code, out, err)
     told = [list(map(int, re.findall(r"\d+", line))) for line in out.splitlines() if line.startswith("admitted ")]
     assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 150  # all are in the journal
@@ -306,9 +307,9 @@ def test_G1_sync_rounds_are_exact_with_an_empty_home_and_no_network(policy, tmp_
                       "--updates-per-trajectory", 1)  # fmt: skip
     program.until("Training")
     run = run_of(tmp_path / "runs")
-    wait_for_trajectories(run, 20)
+    wait_for_trajectories(run, 20, PATIENCE)
     os.kill(called(program.family(), "worker 0"), signal.SIGKILL)  # its episode is lost, the round ends all the same
-    code, out, err = program.end()
+    code, out, err = program.end(PATIENCE)
     assert code == 0 and "network:" not in err and "Traceback" not in err, (code, out, err)
     assert (run / "curves.png").exists() and (run / "results.json").exists()
     versions = [t.policy_version.tolist() for _, t in trained(run)]
