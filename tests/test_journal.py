@@ -176,6 +176,23 @@ def test_what_is_no_journal_is_refused_and_left_alone(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == files
 
 
+def test_a_copy_is_whole_while_the_journal_is_written(tmp_path):
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        journal.append(**FIELDS)
+        journal.append(**FIELDS | {"split": "eval"})
+        journal.meta["seed"] = 3
+        with Journal(journal.path, readonly=True) as reader:
+            reader.copy(tmp_path / "copy.sqlite")
+        journal.append(**FIELDS)
+        with Journal(tmp_path / "copy.sqlite") as copy:
+            assert [(row.id, row.split) for row in copy.rows()] == [(1, "train"), (2, "eval")]
+            assert copy.meta["seed"] == 3
+            assert copy.append(**FIELDS) == 3 and copy.get(1).data == FIELDS["data"]
+        assert journal.count() == 3
+        with pytest.raises(JournalError, match="the copy failed"):
+            journal.copy(tmp_path / "none" / "copy.sqlite")
+
+
 def test_an_empty_file_is_a_new_journal(tmp_path):
     """A run killed between creating the file and its tables."""
     path = tmp_path / "j"

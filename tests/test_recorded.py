@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import signal
 import sqlite3
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from args import Args, parse, prepare
 from journal import Journal
 from recorded import NoPool, alone, feed, read
 from replay import Trajectory
-from run_distrl import Experiment
+from run_distrl import Experiment, main
 from run_folder import UsageError, read_args
 
 FLAGS = """--eval-episodes 1 --horizon 3 --learning-starts 4 --critic-warmup 2 --batch-trajectories 2 --eval-every 0
@@ -232,22 +233,29 @@ def test_replay_wants_one_runs_folder(tmp_path):
 # ---------------------------------------------------------------------- whole programs
 
 
+def here(*flags) -> int:
+    """`python run_distrl.py ...` in this process, which has torch already. Its exit code."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["run_distrl.py", *map(str, flags)])
+        try:
+            return main()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folders of an asynchronous run and a serial one, of a small policy."""
     folder = tmp_path_factory.mktemp("recorded")
     small().save(folder / "policy.safetensors")
     flags = [*FLAGS, "--policy", folder / "policy.safetensors"]
-    programs = {
-        "pool": Program(*flags, "--num-workers", 2, "--total-trajectories", 20, "--runs-dir", folder / "pool"),
-        "serial": Program(*flags, "--serial", "--total-trajectories", 9, "--runs-dir", folder / "serial"),
-    }
-    found = {"policy": folder / "policy.safetensors"}
-    for name, program in programs.items():
-        code, out, err = program.end(240)
-        assert code == 0 and err == "", (out, err)
-        (found[name],) = (folder / name).iterdir()
-    return found
+    pool = Program(*flags, "--num-workers", 2, "--total-trajectories", 20, "--runs-dir", folder / "pool")
+    assert here(*flags, "--serial", "--total-trajectories", 9, "--runs-dir", folder / "serial") == 0
+    ended(pool, folder / "pool")
+    found = {name: next((folder / name).iterdir()) for name in ("pool", "serial")}
+    return found | {"policy": folder / "policy.safetensors"}
 
 
 def ended(program: Program, runs_dir: Path) -> Path:
@@ -325,8 +333,9 @@ def test_replay_takes_the_runs_flags_but_for_those_given(runs, tmp_path, monkeyp
 
 
 def test_offline_then_phones(runs, tmp_path):
-    run = ended(Program(*FLAGS, "--policy", runs["policy"], "--runs-dir", tmp_path, "--offline", runs["pool"],
-                        "--serial", "--total-trajectories", 4), tmp_path)  # fmt: skip
+    assert here(*FLAGS, "--policy", runs["policy"], "--runs-dir", tmp_path, "--offline", runs["pool"], "--serial",
+                "--total-trajectories", 4) == 0  # fmt: skip
+    (run,) = tmp_path.iterdir()
     results = json.loads((run / "results.json").read_text())
     recorded = results["recorded"]["trajectories"]
     assert recorded >= 20 - results["recorded"]["without_verdict"] and results["trajectories"] >= recorded + 4
@@ -335,6 +344,14 @@ def test_offline_then_phones(runs, tmp_path):
         ids = [row.id for row in journal.rows("train")]
         marked = ["recorded" in Trajectory.from_bytes(data).info for _, data in journal.blobs(ids)]
     assert marked == [True] * recorded + [False] * (len(ids) - recorded) and 4 <= len(ids) - recorded <= 5
+
+
+def test_a_bad_path_gets_one_line_and_leaves_no_folder(runs, tmp_path, capsys):
+    flags = [*FLAGS, "--policy", runs["policy"], "--runs-dir", tmp_path / "runs"]
+    assert here(*flags, "--offline", tmp_path / "nothing") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --offline {tmp_path}/nothing: ") and error.count("\n") == 1
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_a_shared_run_needs_no_instruction_files(tmp_path):
