@@ -35,11 +35,9 @@ import aride
 
 # The share of the replay that they learn from: the authors' tenth, all ties with its last one included.
 TOP_QUANTILE = {"digirl": 0.1, "digirl_paper": 0.1, "filtered_bc": 0.1}
-_DAMPED = "negative_scale ratio_trust priority_alpha priority_weights target retrace_lambda invalid_coef"
-UNUSED = {  # flags of A-RIDE that change nothing for a baseline
-    "digirl": f"{_DAMPED} entropy_coef rho_clip", "digirl_paper": f"{_DAMPED} entropy_coef rho_clip",
-    "filtered_bc": f"{_DAMPED} entropy_coef rho_clip gamma critic_warmup", "vtrace": _DAMPED,
-}
+# Flags of A-RIDE that change nothing for a baseline.
+UNUSED = {"vtrace": "negative_scale ratio_trust priority_alpha priority_weights target retrace_lambda invalid_coef"}
+UNUSED |= dict.fromkeys(TOP_QUANTILE, UNUSED["vtrace"] + " entropy_coef rho_clip")
 HORIZON = 20  # H of the published filter, steps: the longest episode
 
 

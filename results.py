@@ -113,12 +113,16 @@ def start_tracking(args, folder: Path):
 
 
 def rate(rows: Sequence[Row]) -> dict:
-    """Success rate with its 95 % Wilson interval; rows without a verdict are counted apart, never as failures."""
+    """Success rate with its 95 % Wilson interval; rows without a verdict are counted apart, never as failures.
+
+    Repeats of a task are no new tasks: the interval is that of as many episodes as there are different ones.
+    """
     judged = [row[2] for row in rows if row[2] is not None]
-    successes = sum(judged)
+    different = {(row[1], row[3]) if row[3] >= 0 else place for place, row in enumerate(rows)}
+    successes, repeats = sum(judged), len(rows) / max(len(different), 1)
     return {
         "success_rate": successes / len(judged) if judged else None,
-        "ci95": list(wilson_interval(successes, len(judged))) if judged else None,
+        "ci95": list(wilson_interval(successes / repeats, len(judged) / repeats)) if judged else None,
         "n": len(judged),
         "unjudged": len(rows) - len(judged),
     }

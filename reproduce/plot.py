@@ -9,8 +9,7 @@ over its episodes. A difference is taken seed by seed, A-RIDE minus the other; "
 holds 0. Unknown verdicts are in no rate.
 
 Training efficiency is ours to define: F is the training success (the last 200 episodes, sampled actions) with which the
-synchronous DigiRL ends, its mean over seeds; a run's time is when its own training success first reaches F. It counts
-from 200 episodes on, when that mean is full.
+synchronous DigiRL ends, its mean over seeds; a run's time is when its own first reaches F, from 200 episodes on.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "reproduce")]
 
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
-from report import read_metrics, wilson_interval  # noqa: E402
+from report import read_metrics  # noqa: E402
 
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
 SUCCESS, FULL = "charts/success_rate", 200  # training success, and the episodes that it is the mean of
 COLOURS = ("#2563eb", "#ea580c", "#15803d", "#9333ea", "#0891b2", "#be123c")
-PAPER = {  # success %, the paper's table: General train, test, Web train, test; Gemini's verdicts, real Android
-    "digirl_sync": "67.7 / 61.2 / 64.5 / 59.9", "aride": "75.5 / 73.2 / 69.8 / 68.5",
-    "start": "38.3 / 40.6 / 42.2 / 44.5",
-}  # fmt: skip
+# Success % in the paper's table: General train, test, Web train, test; Gemini's verdicts on real Android.
+PAPER = {"digirl_sync": "67.7 / 61.2 / 64.5 / 59.9", "aride": "75.5 / 73.2 / 69.8 / 68.5",
+         "start": "38.3 / 40.6 / 42.2 / 44.5"}  # fmt: skip
 
 
 @dataclass
@@ -129,11 +127,13 @@ def number(values: Sequence[float]) -> Number:
 def rate(runs: Sequence[Done], *path: str) -> str:
     """A success rate over runs; for one run with Wilson's interval over its episodes."""
     found = number([run.percent(*path) for run in runs])
-    if found.n == 1:
-        there = next(_at(run.results, path) for run in runs if math.isfinite(run.percent(*path)))
-        low, high = (100 * x for x in wilson_interval(there["success_rate"] * there["n"], there["n"]))
-        return f"{found.mean:.1f} [{low:.1f}, {high:.1f}]"
-    return str(found)
+    return "{:.1f} [{:.1f}, {:.1f}]".format(found.mean, *wilson(runs, *path)) if found.n == 1 else str(found)
+
+
+def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
+    """The interval, in %, of the first run that has this rate."""
+    low, high = next(_at(run.results, path)["ci95"] for run in runs if math.isfinite(run.percent(*path)))
+    return 100 * low, 100 * high
 
 
 def difference(runs: Sequence[Done], others: Sequence[Done], value: Callable[[Done], float]) -> str:
@@ -198,12 +198,16 @@ def draw_curves(axes, runs: dict[str, list[Done]], x: str, y: str, scale: float 
 
 
 def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]]) -> None:
-    """Held-out success of each group: its mean with the 95 % interval, and every run as a dot."""
+    """Held-out success of each group: its mean with the 95 % interval of `rate`, and every run as a dot."""
+    axes.set_xlim(-0.5, len(groups) - 0.5)
     for place, runs in enumerate(groups):
         values = [held_out(run) for run in runs]
         found = number(values)
         if found.n:
-            axes.errorbar(place, found.mean, yerr=found.half or 0, fmt="o", capsize=4, color=COLOURS[0])
+            half = found.half or 0
+            low, high = wilson(runs, "greedy", "final") if found.n == 1 else (found.mean - half, found.mean + half)
+            reach = [[found.mean - low], [high - found.mean]]
+            axes.errorbar(place, found.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4)
     axes.set_xticks(range(len(labels)), labels, fontsize=8, rotation=20 if max(map(len, labels)) > 8 else 0)
     axes.set_ylabel("held-out success, %")
@@ -216,14 +220,13 @@ Runs = dict[str, list[Done]]
 
 def table1(runs: Runs) -> tuple[str, dict]:
     every = [run for done in runs.values() for run in done]
-    columns = [(name, phase) for name in ("General", "Web Shopping") for phase in ("train", "final")]
     head = ["success, %", "General train", "General test", "Web train", "Web test", "all test", "all test, sampled",
             "A-RIDE minus it", "n", "the paper's four"]  # fmt: skip
-    before = [rate(every, *path, "warmup") for path in (("sets", "General"), ("sets", "Web Shopping"), ("greedy",),
-                                                        ("sampled",))]  # fmt: skip
+    where = ("sets", "General"), ("sets", "Web Shopping"), ("greedy",), ("sampled",)
+    before = [rate(every, *path, "warmup") for path in where]
     rows = [["warm start", "", before[0], "", *before[1:], "", len(every), PAPER["start"]]]
     for method, done in runs.items():
-        cells = [rate(done, "sets", *column) for column in columns]
+        cells = [rate(done, *path, phase) for path in where[:2] for phase in ("train", "final")]
         behind = "" if method == "aride" else difference(runs.get("aride", []), done, held_out)
         rows.append([METHODS[method][0], *cells, rate(done, "greedy", "final"), rate(done, "sampled", "final"), behind,
                      len(done), PAPER.get(method, "")])  # fmt: skip
@@ -239,25 +242,23 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
     final = number([curve[1][-1] for curve in (run.curve("wall_seconds", SUCCESS) for run in reference) if curve[1]])
     rows = []
     for method, done in runs.items():
-        times = [minutes_to(run, final.mean) for run in done]
-        reached = number(times)
+        reached = number([minutes_to(run, final.mean) for run in done])
         budget = statistics.mean(run.results["train_seconds"] for run in done) / 60
         speed_up = f"{budget / reached.mean:.1f}x" if reached.n else "-"
         rows.append([METHODS[method][0], number([run.results["trajectories"] for run in done]), reached,
                      f"{reached.n} of {len(done)}", speed_up, f"{budget:.1f}",
                      number([run.results["updates"] for run in done]), rate(done, "greedy", "final")])  # fmt: skip
     text = f"F, the synchronous DigiRL's last training success: {100 * final.mean:.1f} % (n {final.n}).\n\n"
-    if not final.n:
-        text = "No synchronous DigiRL of 200 episodes or more yet, hence no F.\n\n"
+    text = text if final.n else "No synchronous DigiRL of 200 episodes or more yet, hence no F.\n\n"
     text += table(["", "trajectories", "minutes to F", "reached F", "minutes of training / minutes to F",
                    "minutes of training", "updates", "all test, %"], rows)  # fmt: skip
     made, axes = figure(3)
     draw_curves(axes[0], runs, "wall_seconds", SUCCESS, 1 / 60)
     draw_curves(axes[1], runs, "trajectories", SUCCESS)
     draw_curves(axes[2], runs, "wall_seconds", "trajectories", 1 / 60, least=0)
-    for one, labels in zip(axes, (("minutes of training", "training success"), ("trajectories", "training success"),
-                                  ("minutes of training", "trajectories collected")), strict=True):  # fmt: skip
-        one.set(xlabel=labels[0], ylabel=labels[1], ylim=(0, None))
+    for one, x, y in zip(axes, ("minutes of training", "trajectories", "minutes of training"),
+                         ("training success", "training success", "trajectories collected"), strict=True):
+        one.set(xlabel=x, ylabel=y, ylim=(0, None))
     causes, each = figure(4)
     for one, name in zip(each, ("stats/rho_mean", "stats/policy_lag_mean", "losses/entropy", "stats/ess"), strict=True):
         draw_curves(one, runs, "trajectories", name)
@@ -266,14 +267,13 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
 
 
 def ablation(runs: Runs) -> tuple[str, dict]:
-    base = runs.get("aride", [])
     rows = [[METHODS[method][0], rate(done, "greedy", "final"), rate(done, "sampled", "final"),
-             "" if method == "aride" else difference(base, done, held_out), len(done)]
+             "" if method == "aride" else difference(runs.get("aride", []), done, held_out), len(done)]
             for method, done in runs.items()]  # fmt: skip
     made, axes = figure(2)
     draw_rates(axes[0], list(runs), list(runs.values()))
-    draw_curves(axes[1], {name: done for name, done in runs.items() if name in ("aride", "no_dper", "no_retrace")},
-                "trajectories", SUCCESS)
+    main = {name: done for name, done in runs.items() if name in ("aride", "no_dper", "no_retrace")}
+    draw_curves(axes[1], main, "trajectories", SUCCESS)
     axes[1].set(xlabel="trajectories", ylabel="training success")
     return table(["", "all test, %", "all test, sampled, %", "A-RIDE minus it", "n"], rows), {"ablation": made}
 
@@ -283,7 +283,6 @@ def collection(runs: Runs) -> tuple[str, dict]:
         return 60 * run.results["trajectories"] / run.results["train_seconds"]
 
     rows, (made, axes) = [], figure(1)
-    head = ["", "workers", "trajectories a minute", "of linear, from the fewest", "n"]
     for kind, label in (("", "asynchronous"), ("sync_", "synchronous")):
         speeds = {count: number([a_minute(run) for run in runs.get(f"collect_{kind}{count}", [])]) for count in WORKERS}
         known = {count: speed for count, speed in speeds.items() if speed.n}
@@ -295,6 +294,7 @@ def collection(runs: Runs) -> tuple[str, dict]:
                              marker="o", capsize=4, label=label)  # fmt: skip
     axes[0].set(xlabel="workers", ylabel="training trajectories a minute", xlim=(0, None), ylim=(0, None))
     axes[0].legend(frameon=False)
+    head = ["", "workers", "trajectories a minute", "of linear", "n"]
     return table(head, rows), {"collection": made}
 
 
@@ -326,8 +326,8 @@ def staleness(runs: Runs) -> tuple[str, dict]:
             rows.append([METHODS[name][0], rate(done, "greedy", "final"), *numbers, len(done)])
     draw_rates(axes[0], [str(bound or "none") for bound in BOUNDS], [runs.get(name, []) for name in names])
     axes[0].set_xlabel("--max-staleness, publications (one an update)")
-    return table(["trained on", "all test, %", "dropped as too old, %", "mean lag, publications", "n"], rows), {
-        "staleness": made}
+    head = ["trained on", "all test, %", "dropped as too old, %", "mean lag, publications", "n"]
+    return table(head, rows), {"staleness": made}
 
 
 def generalisation(runs: Runs) -> tuple[str, dict]:
@@ -359,13 +359,14 @@ def provenance(runs: Runs, budget: str) -> str:
     def all_of(*path: str) -> str:
         return ", ".join(sorted({str(_at(run.results, path[:-1]).get(path[-1], "not recorded")) for run in every}))
 
+    hours = sum(run.results["wall_seconds"] for run in every) / 3600
     flips = number([100 * share for run in every
                     if (share := _at(run.results, ("card", "flips")).get("share")) is not None])  # fmt: skip
-    hours = sum(run.results["wall_seconds"] for run in every) / 3600
-    code = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", all_of("card", "code_sha256"))
     noise = f"{flips} % of verdicts flip between repeats" if flips.n else "no repeats: --eval-repeats 2 has the noise"
-    return (f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; phones: {all_of('phones')}; judge: "
-            f"{all_of('judge')}; machine: {all_of('card', 'machine')}; code {code}; {all_of('date')}; {noise}.\n")
+    facts = {"phones": ["phones"], "judge": ["judge"], "machine": ["card", "machine"], "code": ["card", "code_sha256"]}
+    told = "; ".join(f"{name}: {all_of(*path)}" for name, path in facts.items())
+    told = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", told)  # the hash's beginning will do
+    return f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; {told}; {all_of('date')}; {noise}.\n"
 
 
 def main() -> int:
@@ -381,11 +382,10 @@ def main() -> int:
     if not runs:
         print(f"error: no finished run of {args.experiment} in {folder}: run reproduce/run.py first", file=sys.stderr)
         return 1
-    text, figures = globals()[args.experiment](runs)
     keep_raw(folder, methods, to)
-    missing = [method for method in methods if method not in runs]
+    text, figures = globals()[args.experiment](runs)
     page = f"# {args.experiment}\n\n{text}{provenance(runs, args.budget)}"
-    if missing:
+    if missing := [method for method in methods if method not in runs]:
         page += f"\nNot run: {', '.join(missing)}.\n"
     for name, made in figures.items():
         made.savefig(to / f"{name}.png")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from args import Args
+from report import wilson_interval
 from tasks import app_of, load_tasks, novelty, overlap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +128,7 @@ def test_generalisation_keeps_instances_templates_and_apps_apart(scripts, tmp_pa
 
 
 def rate(successes: int, n: int) -> dict:
-    return {"success_rate": successes / n, "n": n}
+    return {"success_rate": successes / n, "n": n, "ci95": list(wilson_interval(successes, n))}
 
 
 def write_run(folder: Path, method: str, seed: int, successes: int, curve: list[tuple[float, int, float]]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import args as flags
 from evaluator import JudgeConfig
-from report import read_metrics
+from report import read_metrics, wilson_interval
 from results import (
     METRICS,
     append_metrics,
@@ -35,6 +35,14 @@ def test_an_unknown_verdict_is_counted_apart():
     assert (found["success_rate"], found["n"], found["unjudged"]) == (2 / 3, 3, 1)
     assert found["ci95"][0] < 2 / 3 < found["ci95"][1]
     assert rate([("maps", True, None, 0)]) == {"success_rate": None, "ci95": None, "n": 0, "unjudged": 1}
+
+
+def test_repeats_of_a_task_make_no_interval_smaller():
+    again = [row for row in FINAL if row[2] is not None]
+    once, twice = rate(again), rate(again * 2)
+    assert once["ci95"] == list(wilson_interval(2, 3)) and (twice["n"], twice["ci95"]) == (6, once["ci95"])
+    trained = [("maps", False, i % 3 > 0, -1) for i in range(6)]  # without numbers: all different
+    assert rate(trained)["ci95"] == list(wilson_interval(4, 6))
 
 
 def test_the_headline_is_greedy_and_families_count_both_modes():
