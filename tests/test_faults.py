@@ -250,7 +250,7 @@ Learner.update, run_distrl.Experiment.admit = slow_update, told_admit
 
 def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_it(policy, tmp_path):
     program = altered(SLOW, "--policy", policy, "--runs-dir", tmp_path, *TINY, "--horizon", 6, "--max-staleness", 2,
-                      "--publish-every", 1, "--updates-per-trajectory", 2)  # fmt: skip
+                      "--updates-per-trajectory", 10, "--total-trajectories", 100)  # fmt: skip
     told, at = [], 0
 
     def listen(until) -> None:
@@ -274,12 +274,12 @@ def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_i
     code, out, err = program.end(PATIENCE)
     assert code == 0 and err == "", (code, out, err)
     told = [list(map(int, re.findall(r"\d+", line))) for line in out.splitlines() if line.startswith("admitted ")]
-    assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 60  # all are in the journal
+    assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 100  # all are in the journal
     assert all(trained == (judged and lag <= 2) for _, _, lag, judged, trained in told)
     stale = sum(judged and lag > 2 for _, _, lag, judged, _ in told)
     state = load_checkpoint(run_of(tmp_path))  # as training ended: what came later was for the journal only
     assert 0 < state["counters"]["stale"] <= stale
-    assert state["learner"]["counters"]["updates"] < state["learner"]["counters"]["seen"]  # slow indeed: 2 were due
+    assert 0 < state["learner"]["counters"]["updates"] < 10 * state["learner"]["counters"]["seen"]
     rows = list(csv.DictReader((run_of(tmp_path) / "metrics.csv").open()))
     assert int(rows[-1]["stats/stale_dropped"]) == state["counters"]["stale"]
     assert float(rows[-1]["stats/policy_lag_max"]) > 1
