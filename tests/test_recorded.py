@@ -221,6 +221,7 @@ def test_what_cannot_be_learnt_from_is_refused_with_its_name(tmp_path, message):
 
 def test_flags_come_back_from_a_run_also_from_one_that_is_older_than_these(tmp_path):
     args = settings([tmp_path / "a", tmp_path / "b"])
+    args.run.runs_dir = tmp_path
     write_args(tmp_path, args)
     assert read_args(tmp_path, Args) == args
     config = json.loads((tmp_path / "config.json").read_text())
