@@ -135,7 +135,7 @@ class ActorPool:
         processes = [process for process in processes if process is not None]
         for process in processes:
             process.terminate()
-        deadline = time.monotonic() + 2  # for all of them: one that is stopped (SIGSTOP) does not hear it
+        deadline = time.monotonic() + 1  # for all of them: one that is stopped (SIGSTOP) does not hear it
         for process in processes:
             process.join(timeout=max(0.0, deadline - time.monotonic()))
             if process.is_alive():

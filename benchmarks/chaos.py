@@ -132,7 +132,8 @@ def main() -> int:
             except RuntimeError as error:
                 print(f"GIVEN UP: {error}", flush=True)
             run.process.send_signal(signal.SIGTERM)
-            if not wait_for(lambda: run.process.poll() is not None, 5):
+            run.counts["late"] += not wait_for(lambda: run.process.poll() is not None, 5)
+            if not wait_for(lambda: run.process.poll() is not None, 60):
                 run.counts["stood still"] += 1
                 run.process.kill()
             elif run.process.returncode != 130:
@@ -144,7 +145,7 @@ def main() -> int:
     must_be_0 = {
         "reported done but missing from the journal": "missing", "there twice": "duplicated",
         "trained on with a wrong reward": "rewarded wrongly", "deadlocks": "stood still", "leaked processes": "leaked",
-        "ends that nobody asked for": "ended by itself",
+        "ends that nobody asked for": "ended by itself", "later than 5 s after SIGTERM": "late",
     }  # fmt: skip
     for what in ("sessions", "trajectories", "rewards compared", "without a verdict", "cut by an outage"):
         print(f"{what:<45}{run.counts[what]:>7}")

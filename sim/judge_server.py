@@ -58,7 +58,10 @@ class JudgeServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.reply(self, body)
+                try:
+                    owner.reply(self, body)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # whoever asked has gone
 
             def log_message(self, *_) -> None:
                 pass

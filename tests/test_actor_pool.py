@@ -168,11 +168,13 @@ def test_E16_a_worker_that_stops_in_the_middle_of_a_message_holds_up_nobody(acto
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_policy_server_that_dies_or_hangs_is_replaced_with_the_newest_weights(actors, fault):
     victim, before = actors.pool._server.pid, actors.pool.server_restarts
+    actors.pool._server_failures = 4  # of those in a row, as many as there may be but one
     os.kill(victim, fault)
     actors.wait_for(lambda: actors.pool.server_restarts > before)
     actors.wait_for(lambda: actors.pool.server_ready and actors.pool.alive == 2)
     actors.from_both()
     assert set(actors.next()[1].policy_version.tolist()) == {7} and actors.pool._server.pid != victim
+    assert actors.pool._server_failures == 0
 
 
 def test_a_phone_that_drops_its_connection_is_connected_again(actors, phones):

@@ -33,6 +33,7 @@ from run_folder import UsageError, load_checkpoint, save_checkpoint
 
 PATIENCE = 240  # s, for a machine that is busy otherwise
 
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     path = tmp_path_factory.mktemp("policy") / "policy.safetensors"
@@ -249,7 +250,7 @@ Learner.update, run_distrl.Experiment.admit = slow_update, told_admit
 
 def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_it(policy, tmp_path):
     program = altered(SLOW, "--policy", policy, "--runs-dir", tmp_path, *TINY, "--horizon", 6, "--max-staleness", 2,
-                      "--publish-every", 1, "--updates-per-trajectory", 2, "--total-trajectories", 150)  # fmt: skip
+                      "--publish-every", 1, "--updates-per-trajectory", 2)  # fmt: skip
     told, at = [], 0
 
     def listen(until) -> None:
@@ -273,7 +274,7 @@ def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_i
     code, out, err = program.end(PATIENCE)
     assert code == 0 and err == "", (code, out, err)
     told = [list(map(int, re.findall(r"\d+", line))) for line in out.splitlines() if line.startswith("admitted ")]
-    assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 150  # all are in the journal
+    assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 60  # all are in the journal
     assert all(trained == (judged and lag <= 2) for _, _, lag, judged, trained in told)
     stale = sum(judged and lag > 2 for _, _, lag, judged, _ in told)
     state = load_checkpoint(run_of(tmp_path))  # as training ended: what came later was for the journal only
