@@ -92,7 +92,7 @@ def read_args(folder: Path, cls: type, flag: str = "--resume"):
         for name, value in vars(group).items():
             kind = Path if "Path" in type(group).__annotations__[name] else lambda value: value
             if value is not None:
-                setattr(group, name, tuple(map(kind, value)) if isinstance(value, list) else kind(value))
+                setattr(group, name, tuple(map(kind, value)) if isinstance(value, list | tuple) else kind(value))
     return args
 
 

@@ -206,7 +206,7 @@ def verdicts(points: dict[str, list[dict]], latency: float) -> str:
     def line(what: str, value: float, target: float, at_least: bool, unit: str) -> None:
         met = value >= target if at_least else value <= target
         relation = ">=" if at_least else "<="
-        lines.append(f"{what:58}{value:8.1f}{unit}  target {relation} {target:g}{unit}  {'met' if met else 'NOT MET'}")
+        lines.append(f"{what:58}{value:8.2f}{unit}  target {relation} {target:g}{unit}  {'met' if met else 'NOT MET'}")
 
     most = ours[-1]
     line(f"asynchronous / lock-step at {most['workers']} phones", ratios[-1][1], 2.4, True, "x")

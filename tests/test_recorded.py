@@ -20,7 +20,7 @@ from journal import Journal
 from recorded import NoPool, alone, feed, read
 from replay import Trajectory
 from run_distrl import Experiment, main
-from run_folder import UsageError, read_args
+from run_folder import UsageError, read_args, write_args
 
 FLAGS = """--eval-episodes 1 --horizon 3 --learning-starts 4 --critic-warmup 2 --batch-trajectories 2 --eval-every 0
     --updates-per-trajectory 0.5 --latency 0 --publish-every 1""".split()
@@ -217,6 +217,18 @@ def test_what_cannot_be_learnt_from_is_refused_with_its_name(tmp_path, message):
     with pytest.raises(UsageError, match=message) as refused:
         read(settings(given), policy, tmp_path)
     assert str(refused.value).startswith(f"--offline {given[-1]}: ") and "\n" not in str(refused.value)
+
+
+def test_flags_come_back_from_a_run_also_from_one_that_is_older_than_these(tmp_path):
+    args = settings([tmp_path / "a", tmp_path / "b"])
+    args.run.runs_dir = tmp_path
+    write_args(tmp_path, args)
+    assert read_args(tmp_path, Args) == args
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["recorded"], config["run"]["sync"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args.recorded.offline = ()
+    assert read_args(tmp_path, Args) == args
 
 
 def test_replay_wants_one_runs_folder(tmp_path):
