@@ -31,7 +31,7 @@ def scripts():
 
 def test_every_method_is_made_of_flags_that_there_are(scripts):
     run, _ = scripts
-    known = {name for group in vars(Args()).values() for name in vars(group)} | {"sync"}
+    known = {name for group in vars(Args()).values() for name in vars(group)}
     for name, (label, flags) in run.METHODS.items():
         assert label and set(flags) <= known, name
     assert all(set(methods) <= run.METHODS.keys() for methods in run.EXPERIMENTS.values())
