@@ -47,7 +47,7 @@ PACE_FLAGS = ("updates_per_trajectory", "learning_starts", "critic_warmup")  # a
 class NoPool:
     """In a pool's place when there are no phones: no workers, nobody to publish to."""
 
-    alive = restarts = env_steps = version = 0
+    alive = restarts = phone_restarts = env_steps = version = 0
     error, pids, weights = None, (), SimpleNamespace(publish=lambda arrays, version: None)
 
 

@@ -192,7 +192,7 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
             logprobs=[[-1.0]], rewards=[0.0], invalid=[False], policy_version=[0], terminated=True, truncated=False,
             success=False, info=info | more,
         )  # fmt: skip
-        run.on_trajectory(SimpleNamespace(split=split, task=task, greedy=True), played.to_bytes())
+        run.on_trajectory(SimpleNamespace(split=split, task=task, greedy=True, number=0), played.to_bytes())
     run.journal.close()
     while run.receive():
         pass
