@@ -198,7 +198,7 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
         pass
     run.log(1.0, 10.0)
     out = capsys.readouterr().out
-    assert out.count("warning: R58M12 has no ADBKeyBoard") == 1 and "2 restarts" in out
+    assert out.count("warning: no ADBKeyBoard on R58M12") == 1 and "2 restarts" in out
     (row,) = read_metrics(tmp_path / "metrics.csv")
     assert (row["stats/unsupported_text"], row["stats/phone_restarts"], row["stats/worker_restarts"]) == (3, 2, 3)
     run.save()
