@@ -135,7 +135,7 @@ class Experiment:
                 raise kind(f"the actors stopped: {error}") from error
             return False
         if untyped := trajectory.info.get("unsupported_text", 0) if trajectory else 0:
-            if not self.unsupported:
+            if not (self.unsupported or self.args.phones.simulated):
                 print(f"  warning: no ADBKeyBoard on {trajectory.info['serial']}: only ASCII is typed", flush=True)
             self.unsupported += untyped
         if episode.split != "train":

@@ -184,7 +184,9 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
     task, info = parse_task("Open the clock"), {"worker": 0, "reason": "", "serial": "R58M12", "seconds": 2.0}
     info |= {"policy_seconds": 1.0, "server_batch": 1.0}
     policy = AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64)
-    run = Experiment(Args(), tmp_path, [task], [task], policy)
+    args = Args()
+    args.phones.devices = ("R58M12",)
+    run = Experiment(args, tmp_path, [task], [task], policy)
     run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, env_steps=5)
     for split, more in (("train", {}), ("warmup", {"unsupported_text": 2}), ("train", {"unsupported_text": 1})):
         played = Trajectory(
@@ -202,6 +204,6 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
     (row,) = read_metrics(tmp_path / "metrics.csv")
     assert (row["stats/unsupported_text"], row["stats/phone_restarts"], row["stats/worker_restarts"]) == (3, 2, 3)
     run.save()
-    again = Experiment(Args(), tmp_path, [task], [task], policy)
+    again = Experiment(args, tmp_path, [task], [task], policy)
     again.load()
     assert again.unsupported == 3
