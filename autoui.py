@@ -1,4 +1,4 @@
-"""Auto-UI's network: transformers' T5 with the image gate, its arithmetic written out for speed.
+"""Auto-UI's network: T5 with the image gate, its arithmetic written out for speed.
 
     network = AutoUINetwork(config)                                       # config: dict, as T5's config.json
     logits = network(input_ids, attention_mask, features, decoder_ids)     # [B, L, V]
@@ -15,8 +15,8 @@ With encoder states h [B, S, d] of the prompt and the screen's feature x [B, 140
 Parameter names are the published ones, so Auto-UI's checkpoints load by name.
 
 Departs from the authors' code:
-- the modules hold the weights only; what runs is written over them with a key-value cache, because at the
-  small size the library's own overhead is most of a token's time (tests hold it to the library's result);
+- what runs is written over the bare weights (`t5.py`) with a key-value cache, because at the small size the
+  library's own overhead is most of a token's time (tests hold it to the library's result);
 - no dropout anywhere: with it the ratio of an unchanged policy is not 1;
 - attention over a single key is the identity, so `a` is computed once for a row, not for each text position.
 """
@@ -24,130 +24,34 @@ Departs from the authors' code:
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
 
-from lora import weight
+from t5 import Layer, Linear, T5Weights, empty, layers, relative_buckets, tree
 
 FEATURE_DIM = 1408
 MASKED = -1e9  # added to the score of what may not be attended to
 STEP = 7.0  # a head's bias for the place it steps to, at the start
-ACTIVATIONS = {"relu": torch.relu, "gelu_new": partial(F.gelu, approximate="tanh")}
+ACTIVATIONS = {"relu": torch.relu, "gated-gelu": partial(F.gelu, approximate="tanh")}
 
 
-class _Layer(NamedTuple):
-    norm: Tensor
-    qkv: Tensor  # [3 H d_kv, d]
-    out: Tensor
-    cross_norm: Tensor | None
-    cross_q: Tensor | None
-    cross_kv: Tensor | None  # [2 H d_kv, d]
-    cross_out: Tensor | None
-    ff_norm: Tensor
-    ff_in: tuple[Tensor, ...]  # one matrix, or two where the activation is gated
-    ff_out: Tensor
-
-
-def _beside(*weights: Tensor) -> Tensor:
-    """Weights of the same input as one matrix; a view where they lie side by side in memory and need no gradient."""
-    first, end = weights[0], weights[0].data_ptr()
-    view = not (torch.is_grad_enabled() and any(w.requires_grad for w in weights))
-    for w in weights:
-        view = view and w.data_ptr() == end and w.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        end += w.nbytes
-    if not view:
-        return torch.cat(weights)
-    return first.as_strided((sum(len(w) for w in weights), first.shape[1]), (first.shape[1], 1))
-
-
-def _place_beside(*layers: nn.Linear) -> None:
-    """Moves the layers' weights into one piece of memory, so that `_beside` need not copy them at every call."""
-    matrix = torch.cat([layer.weight.detach() for layer in layers])
-    for layer, part in zip(layers, matrix.split([len(layer.weight) for layer in layers]), strict=True):
-        layer.weight.data = part
-
-
-def _layers(stack: nn.Module) -> list[_Layer]:
-    """The weights of a T5 stack, projections of the same input side by side."""
-    layers = []
-    for block in stack.block:
-        first, own, last = block.layer[0], block.layer[0].SelfAttention, block.layer[-1]
-        cross: tuple = (None, None, None, None)
-        if len(block.layer) == 3:
-            c = block.layer[1].EncDecAttention
-            cross = (
-                block.layer[1].layer_norm.weight,
-                weight(c.q),
-                _beside(weight(c.k), weight(c.v)),
-                weight(c.o),
-            )
-        dense = last.DenseReluDense
-        ff_in = (dense.wi_0.weight, dense.wi_1.weight) if hasattr(dense, "wi_1") else (dense.wi.weight,)
-        qkv = _beside(weight(own.q), weight(own.k), weight(own.v))
-        layers.append(
-            _Layer(
-                first.layer_norm.weight,
-                qkv,
-                weight(own.o),
-                *cross,
-                last.layer_norm.weight,
-                ff_in,
-                dense.wo.weight,
-            )
-        )
-    return layers
-
-
-def relative_buckets(length: int, bidirectional: bool, buckets: int, max_distance: int) -> Tensor:
-    """T5's bucket of each (query, key) pair, int64 [length, length]: exact nearby, then logarithmic."""
-    position = torch.arange(length)
-    offset = position[None, :] - position[:, None]  # key - query
-    if bidirectional:
-        buckets //= 2
-        start, distance = (offset > 0) * buckets, offset.abs()
-    else:
-        start, distance = 0, (-offset).clamp(min=0)
-    exact = buckets // 2
-    scale = torch.log(distance.clamp(min=1).float() / exact) / np.log(max_distance / exact)
-    far = (exact + (scale * (buckets - exact)).long()).clamp(max=buckets - 1)
-    return start + torch.where(distance < exact, distance, far)
-
-
-class AutoUINetwork(T5ForConditionalGeneration):
-    """T5 plus Auto-UI's image layers, under the published parameter names; token ids in, logits out.
-
-    The library's `generate` and forward do not see the image: `forward` is replaced and `generate` fails.
-    """
+class AutoUINetwork(T5Weights):
+    """T5 plus Auto-UI's image layers, under the published parameter names; token ids in, logits out."""
 
     def __init__(self, config: dict):
-        t5 = T5Config(**config)
-        if t5.dense_act_fn not in ACTIVATIONS:
-            raise ValueError(f"feed_forward_proj {t5.feed_forward_proj!r}: use 'relu' or 'gated-gelu'")
-        with torch.device("meta"):  # no time for a random start that is overwritten
-            super().__init__(t5)
-            self.image_dense = nn.Linear(FEATURE_DIM, t5.d_model)
-            self.mha_layer = nn.MultiheadAttention(t5.d_model, 1, batch_first=True)
-            self.gate_dense = nn.Linear(2 * t5.d_model, t5.d_model)
-        self.to_empty(device="cpu")
-        # T5Config says "tied" whatever it is given (transformers 5), so tie by hand what is tied.
-        self.tied = config.get("tie_word_embeddings", True) is not False
-        self.encoder.embed_tokens = self.decoder.embed_tokens = self.shared
-        self.lm_head.weight = (
-            self.shared.weight if self.tied else nn.Parameter(torch.empty_like(self.shared.weight))
+        super().__init__(config)
+        d_model = config["d_model"]
+        self.image_dense = Linear(FEATURE_DIM, d_model)
+        self.mha_layer = tree(  # nn.MultiheadAttention's names
+            in_proj_weight=empty(3 * d_model, d_model),
+            in_proj_bias=empty(3 * d_model),
+            out_proj=Linear(d_model, d_model),
         )
-        for block in (*self.encoder.block, *self.decoder.block):
-            own = block.layer[0].SelfAttention
-            _place_beside(own.q, own.k, own.v)
-            if len(block.layer) == 3:
-                _place_beside(block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v)
-        self.heads, self.d_kv, self.eps = t5.num_heads, t5.d_kv, t5.layer_norm_epsilon
-        self.activation = ACTIVATIONS[t5.dense_act_fn]
-        self._buckets: dict[bool, Tensor] = {}  # a stack's table, as long as its longest text so far
+        self.gate_dense = Linear(2 * d_model, d_model)
+        self.activation = ACTIVATIONS[self.feed_forward]
+        self._tables: dict[bool, Tensor] = {}  # a stack's buckets, as long as its longest text so far
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, features: Tensor, decoder_ids: Tensor
@@ -162,16 +66,13 @@ class AutoUINetwork(T5ForConditionalGeneration):
 
     def _bias(self, stack: nn.Module, length: int) -> Tensor:  # [H, L, L]
         weight = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-        table = self._buckets.get(stack.is_decoder)
+        bidirectional = stack is self.encoder
+        table = self._tables.get(bidirectional)
         if table is None or len(table) < length:
-            c, longest = self.config, -(-length // 64) * 64
+            longest = -(-length // 64) * 64
             with torch.inference_mode(False):  # kept for calls that record gradients, too
-                table = self._buckets[stack.is_decoder] = relative_buckets(
-                    longest,
-                    not stack.is_decoder,
-                    c.relative_attention_num_buckets,
-                    c.relative_attention_max_distance,
-                )
+                table = relative_buckets(longest, bidirectional, self.buckets, self.max_distance)
+            self._tables[bidirectional] = table
         return F.embedding(table[:length, :length].to(weight.device), weight).permute(2, 0, 1)
 
     def _heads(self, x: Tensor, weight: Tensor, parts: int) -> tuple[Tensor, ...]:  # parts x [B, H, L, d_kv]
@@ -182,7 +83,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
         weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) + bias, -1)  # T5 does not scale by d_kv
         return torch.matmul(weights, v).transpose(1, 2).flatten(2)
 
-    def _feed_forward(self, x: Tensor, layer: _Layer) -> Tensor:
+    def _feed_forward(self, x: Tensor, layer: Layer) -> Tensor:
         y = self._norm(x, layer.ff_norm)
         inner = self.activation(F.linear(y, layer.ff_in[0]))
         if len(layer.ff_in) == 2:
@@ -195,7 +96,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
             raise ValueError("fp16 overflows in T5's feed-forward (66246 > 65504): use bf16 or fp32")
         x = self.shared(input_ids)
         bias = self._bias(self.encoder, input_ids.shape[1]) + _mask_bias(attention_mask, x.dtype)
-        for layer in _layers(self.encoder):
+        for layer in layers(self.encoder):
             attended = self._attend(*self._heads(self._norm(x, layer.norm), layer.qkv, 3), bias)
             x = self._feed_forward(x + F.linear(attended, layer.out), layer)
         states = self._norm(x, self.encoder.final_layer_norm.weight)
@@ -217,7 +118,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         bias = self._bias(self.decoder, length).masked_fill(future, MASKED)
         cross_bias = _mask_bias(attention_mask, x.dtype)
-        for layer in _layers(self.decoder):
+        for layer in layers(self.decoder):
             attended = self._attend(*self._heads(self._norm(x, layer.norm), layer.qkv, 3), bias)
             x = x + F.linear(attended, layer.out)
             (q,) = self._heads(self._norm(x, layer.cross_norm), layer.cross_q, 1)
@@ -246,8 +147,8 @@ class AutoUINetwork(T5ForConditionalGeneration):
         cumulative distribution; None takes the likeliest token.
         """
         n, heads, weight = len(states), self.heads, self.shared.weight
-        layers = _layers(self.decoder)
-        cross = [self._heads(states, layer.cross_kv, 2) for layer in layers]  # K, V of the prompt
+        blocks = layers(self.decoder)
+        cross = [self._heads(states, layer.cross_kv, 2) for layer in blocks]  # K, V of the prompt
         cross = [
             (k.flatten(0, 1).transpose(1, 2).contiguous(), v.flatten(0, 1).contiguous()) for k, v in cross
         ]
@@ -255,7 +156,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
             _mask_bias(attention_mask, weight.dtype).expand(n, heads, 1, -1).flatten(0, 1).contiguous()
         )
         bias = self._bias(self.decoder, steps).repeat(n, 1, 1)  # [n H, steps, steps]
-        cache = weight.new_zeros(len(layers), 2, n * heads, steps, self.d_kv)
+        cache = weight.new_zeros(len(blocks), 2, n * heads, steps, self.d_kv)
         tokens = torch.zeros(steps, n, dtype=torch.long, device=weight.device)
         logprobs = torch.zeros(steps, n, device=weight.device)
         rows = torch.arange(n, device=weight.device)  # rows still being written
@@ -263,7 +164,7 @@ class AutoUINetwork(T5ForConditionalGeneration):
         done = torch.zeros_like(rows, dtype=torch.bool)
         for t in range(steps):
             x = F.embedding(token, weight)
-            for i, layer in enumerate(layers):
+            for i, layer in enumerate(blocks):
                 qkv = (
                     F.linear(self._norm(x, layer.norm), layer.qkv)
                     .view(len(x), 3, heads, self.d_kv)
@@ -319,7 +220,7 @@ def initialize(network: AutoUINetwork, seed: int) -> None:
     Relative-position biases: head 0 looks one token back, head 1 one ahead (encoder) or at itself (decoder),
     head 2 nearby, the others anywhere. Copying the goal's words is hardly learned without.
     """
-    g, c = torch.Generator().manual_seed(seed), network.config
+    g, d_model = torch.Generator().manual_seed(seed), network.shared.weight.shape[1]
     for name, p in network.named_parameters():
         if "layer_norm" in name:
             p.fill_(1.0)
@@ -328,15 +229,15 @@ def initialize(network: AutoUINetwork, seed: int) -> None:
         elif name in ("shared.weight", "lm_head.weight"):
             p.normal_(0.0, 1.0, generator=g)
         elif "relative_attention_bias" in name:
-            p.copy_(_stepping_bias(c.relative_attention_num_buckets, c.num_heads, "encoder" in name))
+            p.copy_(_stepping_bias(network.buckets, network.heads, "encoder" in name))
         else:  # keeps the size of what goes in; T5 does not scale q k by d_kv, q does
-            scale = p.shape[1] ** -0.5 * (c.d_kv**-0.5 if name.endswith("Attention.q.weight") else 1.0)
+            scale = p.shape[1] ** -0.5 * (network.d_kv**-0.5 if name.endswith("Attention.q.weight") else 1.0)
             p.normal_(0.0, scale, generator=g)
     # The goal must choose what of the screen is let through ("where is Chrome?"): gates that depend strongly on the
     # text and a loud image find icons several times sooner than T5's scales.
     network.image_dense.weight.mul_(4.0)
-    network.gate_dense.weight[:, : c.d_model].mul_(4.0)
-    network.gate_dense.weight[:, c.d_model :].zero_()
+    network.gate_dense.weight[:, :d_model].mul_(4.0)
+    network.gate_dense.weight[:, d_model:].zero_()
 
 
 def _stepping_bias(buckets: int, heads: int, bidirectional: bool) -> Tensor:  # [buckets, heads]

@@ -12,7 +12,6 @@ its weights are the same tensors for all, random. Taken in turns, the best of `-
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import platform
 import re
@@ -26,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from transformers import T5ForConditionalGeneration  # noqa: E402
+from transformers import T5Config, T5ForConditionalGeneration  # noqa: E402
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 
-from autoui import FEATURE_DIM, AutoUINetwork, initialize  # noqa: E402
+from autoui import FEATURE_DIM, initialize  # noqa: E402
 from policy import AutoUIPolicy  # noqa: E402
 from tokenizer import Codec, build_tokenizer  # noqa: E402
 
@@ -80,13 +79,14 @@ def verdict(what: str, value: float, target: float, at_most: bool = False) -> No
     print(f"target: {what} {bound} {target:g}: {value:.2f}, {'met' if met else 'MISSED'}")
 
 
-def library_model(network: AutoUINetwork) -> T5ForConditionalGeneration:
-    """transformers' T5 over the tensors of `network`; nothing is copied."""
+def library_model(policy: AutoUIPolicy) -> T5ForConditionalGeneration:
+    """transformers' T5 over the tensors of the policy's network; nothing is copied."""
+    network = policy.network
     with torch.device("meta"):
-        library = T5ForConditionalGeneration(copy.deepcopy(network.config))
+        library = T5ForConditionalGeneration(T5Config(**policy.config))
     library.encoder.embed_tokens = library.decoder.embed_tokens = library.shared
     state = {k: v for k, v in network.state_dict().items() if not k.startswith(("image_", "mha_", "gate_"))}
-    library.load_state_dict(state, assign=True)
+    library.load_state_dict(state, assign=True, strict=False)  # the embeddings have three names there
     if network.tied:
         library.lm_head.weight = library.shared.weight
     library.generation_config.eos_token_id = None
@@ -95,7 +95,9 @@ def library_model(network: AutoUINetwork) -> T5ForConditionalGeneration:
 
 def compare(policy: AutoUIPolicy, batch: int, tokens: int, repeats: int, no_cache: bool) -> dict[str, float]:
     """Seconds for `batch` actions of `tokens` tokens, by each way."""
-    network, library = policy.network, library_model(policy.network)
+    network, library = policy.network, library_model(policy)
+    attention = torch.nn.MultiheadAttention(policy.config["d_model"], 1, batch_first=True)
+    attention.load_state_dict(network.mha_layer.state_dict())
     ids, mask = policy._pad([policy.codec.prompt_ids(PROMPT)] * batch)
     features = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (batch, FEATURE_DIM)).astype(np.float32))
     uniforms = torch.rand(batch, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -103,7 +105,7 @@ def compare(policy: AutoUIPolicy, batch: int, tokens: int, repeats: int, no_cach
     def encode_library() -> torch.Tensor:
         states = library.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         image = network.image_dense(features)[:, None]
-        attended, _ = network.mha_layer(states, image, image, need_weights=False)
+        attended, _ = attention(states, image, image, need_weights=False)
         gate = torch.sigmoid(network.gate_dense(torch.cat([states, attended], -1)))
         return (1 - gate) * states + gate * attended
 

@@ -7,14 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from autoui import FEATURE_DIM, AutoUINetwork, initialize, relative_buckets
-from policy import AutoUIPolicy
+from autoui import FEATURE_DIM, AutoUINetwork, initialize
+from policy import ALIASES, AutoUIPolicy
+from t5 import relative_buckets
 from tokenizer import Codec, build_tokenizer
 
 PARITY = Path(__file__).parent / "fixtures" / "autoui_parity"
+IMAGE = ("image", "mha", "gate")  # the layers that T5 lacks
 
 
 def t5_config(**changes):
@@ -23,21 +25,34 @@ def t5_config(**changes):
     return config | changes
 
 
-def reference_states(network, input_ids, mask, features):
-    """The library's encoder and attention layer, the gate as it is defined."""
-    states = network.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+def library(network, config):
+    """transformers' T5 over the network's own parameters."""
+    with torch.device("meta"):
+        model = T5ForConditionalGeneration(T5Config(**config))
+    model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
+    state = {k: v for k, v in network.state_dict(keep_vars=True).items() if k.split("_")[0] not in IMAGE}
+    unset, unknown = model.load_state_dict(state, assign=True, strict=False)
+    assert not unknown and set(unset) <= {*ALIASES, "lm_head.weight"}
+    if network.tied:
+        model.lm_head.weight = model.shared.weight
+    return model.eval()  # no dropout
+
+
+def reference_logits(network, config, input_ids, mask, features, decoder_ids):
+    """The library's encoder and decoder and torch's attention layer, the gate as it is defined."""
+    model = library(network, config)
+    states = model.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
     image = network.image_dense(features)[:, None]
-    attended, _ = network.mha_layer(states, image, image)
+    with torch.device("meta"):
+        attention = torch.nn.MultiheadAttention(config["d_model"], 1, batch_first=True)
+    attention.load_state_dict(network.mha_layer.state_dict(keep_vars=True), assign=True)
+    attended, _ = attention(states, image, image)
     gate = torch.sigmoid(network.gate_dense(torch.cat([states, attended], -1)))
-    return (1 - gate) * states + gate * attended
-
-
-def reference_logits(network, input_ids, mask, features, decoder_ids):
-    states = reference_states(network, input_ids, mask, features)
-    hidden = network.decoder(
+    states = (1 - gate) * states + gate * attended
+    hidden = model.decoder(
         input_ids=decoder_ids, encoder_hidden_states=states, encoder_attention_mask=mask
     ).last_hidden_state
-    return network.lm_head(hidden * network.config.d_model**-0.5 if network.tied else hidden)
+    return model.lm_head(hidden * config["d_model"] ** -0.5 if network.tied else hidden)
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "flan_gated"])
@@ -60,9 +75,9 @@ def test_published_weights_give_the_published_logits_and_tokens(name):
 @pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
 @pytest.mark.parametrize("left", [False, True])
 def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, left):
-    network = AutoUINetwork(t5_config(feed_forward_proj=activation, tie_word_embeddings=tied))
+    config = t5_config(feed_forward_proj=activation, tie_word_embeddings=tied)
+    network = AutoUINetwork(config)
     initialize(network, 1)
-    network.eval()
     lengths = torch.tensor([40, 9, 23])
     mask = (torch.arange(40) < lengths[:, None]).long()
     ids = torch.randint(2, 97, (3, 40), generator=torch.Generator().manual_seed(0)) * mask
@@ -71,7 +86,7 @@ def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, l
     if left:
         ids, mask = ids.flip(1), mask.flip(1)
     with torch.no_grad():
-        wanted = reference_logits(network, ids, mask, x, targets)
+        wanted = reference_logits(network, config, ids, mask, x, targets)
         torch.testing.assert_close(network(ids, mask, x, targets), wanted, atol=1e-4, rtol=1e-4)
         for row in range(3):  # padding changes nothing
             own = ids[row][mask[row].bool()][None]
@@ -81,19 +96,15 @@ def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, l
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_greedy_tokens_are_those_of_the_librarys_generate(tied):
-    network = AutoUINetwork(t5_config(tie_word_embeddings=tied))
+    config = t5_config(tie_word_embeddings=tied)
+    network = AutoUINetwork(config)
     initialize(network, 3)
-    library = T5ForConditionalGeneration(network.config).eval()
-    library.encoder.embed_tokens = library.decoder.embed_tokens = library.shared
-    library.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach().clone())
-    state = {k: v for k, v in network.state_dict().items() if k in library.state_dict()}
-    library.load_state_dict(state)
     ids = torch.randint(2, 97, (6, 12), generator=torch.Generator().manual_seed(0))
     mask, x = torch.ones_like(ids), torch.randn(6, FEATURE_DIM, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         states = network.encode(ids, mask, x)
     tokens, _ = network.sample(states, mask, steps=12, eos_id=1)
-    outputs = library.generate(
+    outputs = library(network, config).generate(
         encoder_outputs=BaseModelOutput(last_hidden_state=states), attention_mask=mask, max_new_tokens=12,
         do_sample=False, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
@@ -101,13 +112,13 @@ def test_greedy_tokens_are_those_of_the_librarys_generate(tied):
 
 
 def test_gradients_are_the_librarys():
-    network = AutoUINetwork(t5_config(feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+    config = t5_config(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    network = AutoUINetwork(config)
     initialize(network, 4)
-    network.eval()  # the library's part has dropout
     ids = torch.randint(2, 97, (2, 7), generator=torch.Generator().manual_seed(0))
     x, mask = torch.randn(2, FEATURE_DIM, generator=torch.Generator().manual_seed(1)), torch.ones_like(ids)
     grads = []
-    for forward in (network, lambda *a: reference_logits(network, *a)):
+    for forward in (network, lambda *a: reference_logits(network, config, *a)):
         network.zero_grad()
         F.cross_entropy(forward(ids, mask, x, ids).flatten(0, 1), ids.flatten()).backward()
         grads.append({k: p.grad.clone() for k, p in network.named_parameters()})
@@ -138,6 +149,6 @@ def test_texts_of_many_lengths_leave_one_table_of_buckets_a_stack():
             fresh = AutoUINetwork(t5_config())
             initialize(fresh, 1)
             assert torch.equal(network(ids, ids, x, ids), fresh(ids, ids, x, ids))
-    tables = network._buckets.values()
+    tables = network._tables.values()
     assert len(tables) == 2 and all(table.shape == (256, 256) for table in tables)
     network(ids, ids, x, ids).sum().backward()  # they were made without gradients being recorded
