@@ -31,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 import adbutils
 
@@ -89,9 +90,9 @@ def in_use(port: int) -> bool:
     return False
 
 
-def claim(port: int) -> IO | None:
-    """A lock on this console port until it is closed; None: another run has it, and may not listen there yet."""
-    lock = open(Path(tempfile.gettempdir()) / f"distrl-{os.getuid()}-emulator-{port}.lock", "w")
+def claim(what: str) -> IO | None:
+    """A lock on a phone or port of this machine until it is closed or its process ends; None: another run has it."""
+    lock = open(Path(tempfile.gettempdir()) / f"distrl-{os.getuid()}-{quote(what, safe='')}.lock", "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return lock
@@ -302,7 +303,7 @@ class Emulators:
         self.close()
 
     def _claim(self, port: int) -> bool:
-        lock = claim(port)
+        lock = claim(f"emulator-{port}")  # it may not listen there yet
         if lock:
             self._locks.append(lock)
         return lock is not None

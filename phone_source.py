@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from typing import IO
 
 import adbutils
 
@@ -34,6 +35,7 @@ from adb_phone import (
 )
 from android_env import third_party_packages
 from args import PhoneArgs
+from emulator import claim
 from judge_clients import without_keys
 from run_folder import UsageError
 from worker import PhoneAddress
@@ -115,6 +117,7 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
 @contextmanager
 def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
     found, left_out = find_devices(phones)
+    locks: list[IO] = []
     for serial, state in left_out.items():
         print(f"  not used: {serial} is {state}", flush=True)
     if not found:
@@ -126,7 +129,9 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         found, again = each_once(found)
         for phone, same in again:
             print(f"  not used: {named(phone, same)} is {named(same, phone)} once more: one worker a phone", flush=True)
-        found = found[: phones.num_workers]
+        found = list(islice((phone for phone in found if _claimed(phone, locks)), phones.num_workers))
+        if not found:
+            raise UsageError("--devices: other runs use all of these phones: wait for them, or name others")
         phones.num_workers = len(found)
         with ThreadPoolExecutor(len(found)) as pool:
             list(pool.map(_ready, found))
@@ -156,11 +161,23 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
         addresses = with_packages(addresses)
         yield Source(what, addresses, lambda latency: None, connect_again)
     finally:
+        for lock in locks:
+            lock.close()
         for phone in found:
             try:
                 phone.restore_keyboard()
             except AndroidEnvError:
                 continue  # it is gone: the next run that finds it does it
+
+
+def _claimed(phone: AdbPhone, locks: list[IO]) -> bool:
+    """Is the phone ours alone? Two runs of this machine on one phone would act on each other's screens."""
+    lock = claim(f"{phone.host}:{phone.port} {phone.serial}")
+    if lock:
+        locks.append(lock)
+    else:
+        print(f"  not used: {phone.serial} is in use by another run", flush=True)
+    return lock is not None
 
 
 def phone_at(address: PhoneAddress, timeout: float | None = None) -> AdbPhone:

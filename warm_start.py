@@ -173,8 +173,10 @@ def substitute(demonstration: Demonstration, rng: random.Random) -> Demonstratio
     if not query or demonstration.instruction.count(query) != 1 or not any(typed in a for a in demonstration.actions):
         return demonstration
     words = query.split()
-    if rng.random() < 0.5:  # only some of the words change: "capital of <new>"
-        new = " ".join(word if rng.random() < 0.5 else random_word(rng) for word in words)
+    if rng.random() < 0.5:  # only some of the words change: "capital of <new>", "<new>.com"
+        ends = [".com" if word.endswith(".com") else "" for word in words]
+        changed_words = zip(words, ends, strict=True)
+        new = " ".join(word if rng.random() < 0.5 else random_word(rng) + end for word, end in changed_words)
     else:
         new = " ".join(random_word(rng) for _ in range(max(1, len(words) + rng.randint(-1, 1))))
     goal = demonstration.instruction.replace(query, new)

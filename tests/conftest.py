@@ -24,6 +24,13 @@ def pytest_addoption(parser):
     parser.addoption("--serial", help="run tests/test_conformance.py on this phone of `adb devices` only")
 
 
+def pytest_configure(config):
+    """`python -m pytest` leaves out what is marked slow; a file or folder that is named runs whole."""
+    config.addinivalue_line("markers", "slow: takes long; left out of `python -m pytest` without a path")
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
 def pytest_generate_tests(metafunc):
     if "any_phone" in metafunc.fixturenames:
         kinds = ["own"] if metafunc.config.getoption("--serial") else ["network", "emulator"]

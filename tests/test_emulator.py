@@ -59,8 +59,8 @@ def test_a20_ports_of_32_emulators():
 
 def test_a20_a_port_is_claimed_before_its_emulator_listens():
     for _ in range(2):  # and again once it is let go
-        with claim(5680):
-            assert claim(5680) is None
+        with claim("emulator-5680"):
+            assert claim("emulator-5680") is None
 
 
 def test_a20_more_than_15_get_another_adb_server(monkeypatch):
@@ -69,7 +69,7 @@ def test_a20_more_than_15_get_another_adb_server(monkeypatch):
     monkeypatch.setattr(emulator, "list_avds", lambda executable: ["test"])
     monkeypatch.setattr(emulator, "acceleration_problem", lambda executable: "")
     monkeypatch.setattr(emulator, "in_use", lambda port: False)
-    monkeypatch.setattr(emulator, "claim", lambda port: io.StringIO())
+    monkeypatch.setattr(emulator, "claim", lambda what: io.StringIO())
     monkeypatch.setattr(Emulators, "_start_server", lambda self: self.servers.append(7000 + len(self.servers)))
     monkeypatch.setattr(Emulators, "_wait", lambda self, phone: None)
     monkeypatch.setattr(emulator, "_Guarded", lambda argv, log, env: started.append((argv, env)) or Ended())

@@ -107,6 +107,17 @@ def test_fewer_phones_than_workers_lower_the_number(phones):
         assert args.num_workers == 2
 
 
+def test_a_phone_that_another_run_uses_is_left_to_it(phones, capsys):
+    first, second = phones.serials
+    with phone_source(at(phones, devices=(first,))):
+        with phone_source(at(phones)) as source:
+            assert source.what == f"1 phone: {second}" and f"not used: {first} is in use" in capsys.readouterr().out
+            with pytest.raises(UsageError, match="other runs use all of these phones"), phone_source(at(phones)):
+                pass
+    with phone_source(at(phones)) as source:  # and then it is free again
+        assert len(source.addresses) == 2
+
+
 def test_named_network_phones_are_connected(phones):
     serial = phones.serials[1]
     AdbPhone(serial, port=phones.port)._host(f"host:disconnect:{serial}", 5)
