@@ -121,8 +121,8 @@ def main() -> int:
                 "--judge", "openai", "--judge-model", "stand-in", "--judge-url", server.url, "--adb-server",
                 f"{phones.host}:{phones.port}", "--num-workers", args.num_phones, "--total-trajectories", 1_000_000,
                 "--train-minutes", 0, "--eval-episodes", 2, "--eval-every", 0, "--tasks", folder / "tasks.txt",
-                "--eval-tasks", folder / "tasks.txt", "--learning-starts", 32, "--critic-warmup", 20, "--runs-dir",
-                folder / "runs", "--seed", args.seed,
+                "--eval-tasks", folder / "tasks.txt", "--allow-overlap", "--learning-starts", 32,
+                "--critic-warmup", 20, "--runs-dir", folder / "runs", "--seed", args.seed,
             ]  # fmt: skip
             run = Run(flags, folder / "runs", str(os.getpid()))
             storm = Storm(run, phones, judge, args.num_phones, random.Random(args.seed))
