@@ -220,7 +220,7 @@ def checkpoint_row(args: Args) -> Row:
 
     path = args.policy.policy or WARM_START
     if not Path(path).exists():
-        remedy = "it is built once, in 10 to 20 minutes" if path == WARM_START else "name a policy file: --policy"
+        remedy = "it is built once, in about 40 minutes" if path == WARM_START else "name a policy file: --policy"
         return Row("checkpoint", path == WARM_START, f"{path}: not there", remedy)
     try:
         check_policy(args.policy)

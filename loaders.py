@@ -25,7 +25,7 @@ def load_policy(args: Args):
     if path == WARM_START and not path.exists():
         from warm_start import build
 
-        print("No warm start found: building it once from demonstrations (10 to 20 minutes).")
+        print("No warm start found: building it once from demonstrations (about 40 minutes).")
         build(path)
     try:
         policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)

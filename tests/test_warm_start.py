@@ -21,7 +21,7 @@ def made_up(seed: int = 0) -> Demonstration:
     typed += '"typed_text": "hotels in Lisbon"'
     prompts = (f"Previous Actions:  Goal: {goal}</s>", f"Previous Actions: {typed} Goal: {goal}</s>")
     features = np.random.default_rng(seed).normal(size=(2, 1408)).astype(np.float16)
-    return Demonstration(goal, "travel", "hotels in Lisbon", prompts, features, (typed, typed), (False, False))
+    return Demonstration(goal, "travel", "hotels in Lisbon", prompts, features, (typed, typed), ("", ""))
 
 
 def test_other_words_are_put_into_goal_and_actions_alike():
@@ -31,6 +31,14 @@ def test_other_words_are_put_into_goal_and_actions_alike():
         assert all(f'"typed_text": "{new.query}"' in action for action in new.actions)
         assert all(prompt.endswith(f"Goal: {new.instruction}</s>") for prompt in new.prompts)
         assert f'"typed_text": "{new.query}"' in new.prompts[1]
+
+
+def test_an_address_stays_one():
+    shown = made_up()
+    text = [t.replace("hotels in Lisbon", "Foo.com") for t in (shown.instruction, *shown.prompts, *shown.actions)]
+    shown = Demonstration(text[0], "web_open", "Foo.com", tuple(text[1:3]), shown.features, tuple(text[3:]), ("", ""))
+    queries = {substitute(shown, random.Random(seed)).query for seed in range(50)}
+    assert sum(query.endswith(".com") for query in queries) >= len(queries) / 3 and len(queries) > 30
 
 
 def test_whitened_features_have_unit_variance_where_there_is_any():
