@@ -32,23 +32,29 @@ Departs from the authors' code:
   -log pi of a replayed action. Rewards are used as they are; theirs are `authors_rewards`.
 """
 
+import functools
 import math
+import threading
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8; its square still fits a float32, as the effective sample size needs
+# A float's bits times 1 are itself, times 0 they are 0.0, were it NaN or infinite: on views as integers of the same
+# width, a flag (1 or 0) selects in a third of the time of `masked_fill`.
+_INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
+_FLAGS = {"mask", "terminated", "truncated", "ends", "invalid"}
 
 
 def _check(mask: Tensor, **tensors: Tensor | float | None) -> None:
     """All of one shape [B, T], the mask and other flags boolean; else a ValueError that lists the shapes."""
-    given = {name: x for name, x in tensors.items() if not (x is None or isinstance(x, float | int))}
-    if mask.ndim != 2 or any(x.shape != mask.shape for x in given.values()):
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {"mask": mask, **given}.items())
+    tensors["mask"] = mask
+    if mask.ndim != 2 or len({x.shape for x in tensors.values() if isinstance(x, Tensor)}) > 1:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if isinstance(x, Tensor))
         raise ValueError(f"expected tensors of one shape [B, T], got {shapes}")
-    for name, x in {"mask": mask, **given}.items():
-        if name in ("mask", "terminated", "truncated", "ends", "invalid") and x.dtype != torch.bool:
+    for name in tensors.keys() & _FLAGS:
+        if (x := tensors[name]) is not None and x.dtype != torch.bool:
             raise ValueError(f"{name} must be torch.bool, got {x.dtype}: pass {name}.bool()")
 
 
@@ -66,54 +72,97 @@ def _refuse(mask: Tensor, **tensors: Tensor) -> None:
 
 def _accurate(x: Tensor) -> Tensor:
     """Half-precision inputs (autocast) are widened: targets are never computed in bf16."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x if x.dtype in _INTEGER else x.float()
 
 
-def _td(rewards, values, next_values, terminated, outside, gamma) -> Tensor:
-    td = _accurate(next_values).masked_fill(terminated, 0.0).mul_(gamma).add_(rewards).sub_(values)
-    return td.masked_fill_(outside, 0.0)  # [B, T]
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # four times as fast as `to` where there is nothing to do
 
 
-def _scan(x: Tensor, decay: Tensor) -> Tensor:
-    """y_t = x_t + decay_t y_{t+1}, backwards in time, in the place of x [B, T]; decay [B, T-1] or [B, T].
+def _td(rewards, values, next_values, live, gamma, td, td_bits) -> Tensor:
+    """r_t + gamma V(s_{t+1}) - V(s_t) into `td` [B, T], not masked; `live`: 1 where not terminated, else 0."""
+    torch.mul(_as(next_values, td.dtype).view(live.dtype), live, out=td_bits)
+    if isinstance(gamma, Tensor):
+        return td.mul_(gamma).add_(rewards).sub_(values)
+    return torch.add(rewards, td, alpha=gamma, out=td).sub_(values)
 
-    A loop over T, one fused call a step on columns [B]. No log-space cumulative products: they are NaN at
-    terminal steps. What must not leak past an end is stopped by the caller's zeros in `decay`.
+
+def _ratios(log_rho, clip, out) -> Tensor:
+    """min(rho, clip) into `out` [B, T], clipped before exp."""
+    return torch.clamp(_as(log_rho, out.dtype), -LOG_RATIO_BOUND, min(LOG_RATIO_BOUND, math.log(clip)), out=out).exp_()
+
+
+def _scan(now: tuple[Tensor, ...], decay: tuple[Tensor, ...], after: tuple[Tensor, ...], scale: float = 1.0) -> None:
+    """y_t = x_t + scale d_t y_{t+1}, backwards in time, in the place of x; takes `_steps`.
+
+    No log-space cumulative products: they are NaN at terminal steps. What must not leak past an end is stopped by
+    the caller's zeros in `decay`.
     """
-    columns, factors = x.unbind(1), decay.unbind(1)
-    for t in range(len(columns) - 2, -1, -1):
-        columns[t].addcmul_(factors[t], columns[t + 1])
-    return x
+    if now and now[0].is_cpu:  # the loop below, run by torch one after the other; a GPU would do all at once
+        torch._foreach_addcmul_(now, decay, after, value=scale)
+        return
+    for x, d, y in zip(now, decay, after, strict=True):
+        x.addcmul_(d, y, value=scale)
+
+
+def _steps(x: Tensor, decay: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+    """x_t, d_t and x_{t+1} of x and decay [B, T]: T-1 columns [B] each, from the last pair of steps on."""
+    columns, decays = x.unbind(1)[::-1], decay.unbind(1)[::-1]
+    return columns[1:], decays[1:], columns[:-1]
+
+
+@functools.lru_cache(maxsize=8)
+def _scratch(shape: torch.Size, dtype: torch.dtype, device: torch.device, ahead: bool, thread: int) -> tuple:
+    """What `_targets` works in: td, c and decay [B, T], td and decay as integers, two flags, `_steps` of td and decay.
+
+    Kept from call to call, for each thread: making the columns takes longer than the scan. A step's decay starts
+    as its own c, or, `ahead`, the next step's: the same memory, one further.
+    """
+    dtype, size = _accurate(torch.empty(0, dtype=dtype)).dtype, shape.numel()
+    integer = _INTEGER[dtype]
+    with torch.inference_mode():
+        td, line = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(size + 1, dtype=dtype, device=device)
+        c, decay = line[:size].view(shape), line[ahead:size + ahead].view(shape)
+        keep, live = torch.zeros((2, *shape), dtype=integer, device=device)
+        return td, c, decay, td.view(integer), decay.view(integer), keep, live, _steps(td, decay)
 
 
 def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask, gamma, lam, rho_clip, c_clip,
              retrace: bool) -> Tensor:
-    """V + the discounted sum of corrected td errors, [B, T]: the two targets differ in two lines."""
+    """V + the discounted sum of corrected td errors, [B, T]: the two targets differ in a few lines."""
     _check(mask, rewards=rewards, values=values, next_values=next_values, log_rho=log_rho,
            terminated=terminated, truncated=truncated, gamma=gamma)
-    if not (0 <= lam <= 1 and (isinstance(gamma, Tensor) or 0 <= gamma <= 1)):
+    stepwise = isinstance(gamma, Tensor)
+    if not (0 <= lam <= 1 and (stepwise or 0 <= gamma <= 1)):
         raise ValueError(f"gamma and lam must be in [0, 1], got {gamma} and {lam}")
-    with torch.inference_mode():  # cheaper calls; the last one, outside, makes an ordinary tensor again
-        outside = ~mask
-        ends = terminated if truncated is None else terminated | truncated
-        if isinstance(gamma, Tensor):
-            ends = ends | outside  # whatever a masked discount is
-        td = _td(rewards, values, next_values, terminated, outside, gamma)
-        rho = _accurate(log_rho).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_().masked_fill_(outside, 0.0)
-        decay = rho.clamp(max=c_clip)  # to be gamma c_t, for Retrace gamma c_{t+1}
+    if not (rho_clip > 0 and c_clip > 0):
+        raise ValueError(f"rho_clip and c_clip must be above 0, got {rho_clip} and {c_clip}")
+    td, c, decay, td_bits, decay_bits, keep, live, steps = _scratch(
+        mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
+    with torch.inference_mode():  # cheaper calls; the last product, outside, makes an ordinary tensor again
+        keep.copy_(mask)
+        torch.gt(mask, terminated, out=live)  # mask and not terminated
+        _td(rewards, values, next_values, live, gamma, td, td_bits)
+        _ratios(log_rho, c_clip, out=c)
+        finite = True
         if retrace:
-            decay, ends = decay[:, 1:], ends[:, :-1]
+            c.view(keep.dtype).mul_(keep)
+            finite = math.isfinite(c.sum())  # no target has the first ratio in it: a NaN would not show
         else:
-            td.mul_(decay if rho_clip == c_clip else rho.clamp(max=rho_clip))
-        discount = gamma[:, :decay.shape[1]] if isinstance(gamma, Tensor) else gamma
-        delta = _scan(td, decay.mul_(lam * discount).masked_fill_(ends, 0.0))
-        # V-trace uses every ratio, Retrace does not.
-        finite = math.isfinite(delta.sum()) and (not retrace or math.isfinite(rho.sum()))
-    if not finite:
+            td.mul_(c if rho_clip == c_clip else _ratios(log_rho, rho_clip, out=torch.empty_like(c)))
+        td_bits.mul_(keep)
+        if stepwise:
+            decay.mul_(gamma)
+        if truncated is not None:
+            torch.gt(live, truncated, out=live)
+        decay_bits.mul_(live)
+        _scan(*steps, scale=lam if stepwise else lam * gamma)
+        td.add_(values)
+    targets = torch.mul(td_bits, keep).view(td.dtype)
+    if not (finite and math.isfinite(targets.sum())):
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0),
-                log_rho=log_rho, **({"gamma": gamma} if isinstance(gamma, Tensor) else {}))
-    with torch.no_grad():
-        return delta.add(values).masked_fill_(outside, 0.0)
+                log_rho=log_rho, **({"gamma": gamma} if stepwise else {}))
+    return targets
 
 
 def retrace(*, rewards: Tensor, values: Tensor, next_values: Tensor, log_rho: Tensor, terminated: Tensor,
@@ -126,8 +175,7 @@ def retrace(*, rewards: Tensor, values: Tensor, next_values: Tensor, log_rho: Te
     and with `values` = Q(s_t, a_t), `next_values` = E_pi Q(s_{t+1}, .) they are Retrace's targets for Q
     (Munos et al., arXiv 1606.02647). Targets carry no gradient. A NaN at a valid step is a ValueError.
     """
-    return _targets(rewards, values, next_values, log_rho, terminated, truncated, mask, gamma, lam,
-                    rho_clip=None, c_clip=1.0, retrace=True)
+    return _targets(rewards, values, next_values, log_rho, terminated, truncated, mask, gamma, lam, 1.0, 1.0, True)
 
 
 def vtrace(*, rewards: Tensor, values: Tensor, next_values: Tensor, log_rho: Tensor, terminated: Tensor,
@@ -156,10 +204,10 @@ def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
     outside = ~mask
     x = _accurate(rewards).masked_fill(outside, 0.0)
     decay = torch.ones_like(x).mul_(gamma).masked_fill_(outside if ends is None else outside | ends, 0.0)
-    returns = _scan(x, decay[:, :-1])
-    if not math.isfinite(returns.sum()):
+    _scan(*_steps(x, decay))  # x becomes the returns
+    if not math.isfinite(x.sum()):
         _refuse(mask, rewards=rewards)
-    return returns.masked_fill(outside, 0.0)
+    return x.masked_fill_(outside, 0.0)
 
 
 @torch.no_grad()
@@ -174,7 +222,9 @@ def td_errors(*, rewards: Tensor, values: Tensor, next_values: Tensor, terminate
               gamma: float | Tensor) -> Tensor:
     """td_t = r_t + gamma V(s_{t+1}) - V(s_t), [B, T]; 0 outside the mask."""
     _check(mask, rewards=rewards, values=values, next_values=next_values, terminated=terminated, gamma=gamma)
-    td = _td(rewards, values, next_values, terminated, ~mask, gamma)
+    td = torch.empty_like(_accurate(values))
+    live = (~terminated).to(_INTEGER[td.dtype])
+    _td(rewards, values, next_values, live, gamma, td, td.view(live.dtype)).masked_fill_(~mask, 0.0)
     if not math.isfinite(td.sum()):
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0))
     return td

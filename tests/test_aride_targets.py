@@ -1,6 +1,7 @@
 """aride.py's targets: where a trajectory ends, what must not leak, extreme and bad input."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -122,6 +123,51 @@ def test_half_precision_inputs_are_widened():
     got = aride.retrace(**half)
     assert got.dtype == torch.float32
     close(got, aride.retrace(**cast(half, torch.float32)))
+
+
+@pytest.mark.parametrize("kind", ["retrace", "vtrace"])
+def test_no_call_sees_another_one_before_it_or_in_another_thread(kind):
+    f = getattr(aride, kind)
+    calls = [batch(B=32, T=7, seed=seed) for seed in range(8)]  # one shape: they share what can be shared
+    want = [f(**cast(arguments, torch.float64)) for arguments in calls]
+    first = f(**calls[0])
+    spoiled = {k: x.masked_fill(~calls[1]["mask"], math.nan) if x.is_floating_point() else x
+               for k, x in calls[1].items() if isinstance(x, torch.Tensor)}
+    close(f(**calls[1] | spoiled).double(), want[1])
+    with pytest.raises(ValueError, match="rewards"):
+        f(**calls[0] | {"rewards": torch.full((32, 7), math.nan)})
+    close(first.double(), want[0])  # still what it was
+    with ThreadPoolExecutor(4) as pool:
+        for i, got in enumerate(pool.map(lambda i: f(**calls[i % 8]), range(400))):
+            close(got.double(), want[i % 8])
+
+
+@pytest.mark.parametrize("kind", ["retrace", "vtrace"])
+def test_any_mix_of_precisions_and_the_smallest_shapes(kind):
+    f = getattr(aride, kind)
+    arguments = batch(dtype=torch.float64)
+    want = f(**arguments)
+    for name in ("rewards", "values", "next_values", "log_rho"):
+        got = f(**arguments | {name: arguments[name].float()})
+        assert got.dtype == (torch.float32 if name == "values" else torch.float64)
+        close(got.double(), want)
+    for shape in ((1, 1), (3, 1), (0, 4), (2, 0)):
+        x, flags = torch.ones(shape), torch.ones(shape, dtype=torch.bool)
+        got = f(rewards=x, values=x, next_values=x, log_rho=x, terminated=flags, mask=flags, gamma=0.9, lam=0.8)
+        assert torch.equal(got, x)  # r, and nothing after it
+
+
+def test_vtrace_clips_weight_and_product_apart():
+    step = dict(rewards=t([[0.0, 1]]), values=t([[0.1, 0.2]]), next_values=t([[0.2, 0.0]]), gamma=0.9, lam=1.0,
+                log_rho=t([[3.0, 4.0]]).log(), terminated=torch.tensor([[False, True]]), mask=always(t([[1.0, 1]])))
+    for rho_clip, c_clip in ((1.0, 1.0), (2.0, 0.5), (0.5, 2.0), (3.5, math.inf), (math.inf, math.inf)):
+        rho, c = [min(rho_clip, 3.0), min(rho_clip, 4.0)], min(c_clip, 3.0)
+        td = [0.9 * 0.2 - 0.1, 1 - 0.2]
+        want = t([[0.1 + rho[0] * td[0] + 0.9 * c * rho[1] * td[1], 0.2 + rho[1] * td[1]]])
+        close(aride.vtrace(**step, rho_clip=rho_clip, c_clip=c_clip), want)
+    for clips in ({"rho_clip": 0.0}, {"c_clip": -1.0}, {"c_clip": math.nan}):
+        with pytest.raises(ValueError, match="rho_clip and c_clip must be above 0"):
+            aride.vtrace(**step, **clips)
 
 
 # ---- bad input
