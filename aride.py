@@ -107,8 +107,7 @@ def _scan(now: tuple[Tensor, ...], decay: tuple[Tensor, ...], after: tuple[Tenso
 
 def _steps(x: Tensor, decay: Tensor) -> tuple[tuple[Tensor, ...], ...]:
     """x_t, d_t and x_{t+1} of x and decay [B, T]: T-1 columns [B] each, from the last pair of steps on."""
-    columns, decays = x.unbind(1)[::-1], decay.unbind(1)[::-1]
-    return columns[1:], decays[1:], columns[:-1]
+    return x.unbind(1)[-2::-1], decay.unbind(1)[-2::-1], x.unbind(1)[:0:-1]
 
 
 @functools.lru_cache(maxsize=8)
@@ -139,7 +138,7 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         raise ValueError(f"rho_clip and c_clip must be above 0, got {rho_clip} and {c_clip}")
     td, c, decay, td_bits, decay_bits, keep, live, steps = _scratch(
         mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
-    with torch.inference_mode():  # cheaper calls; the last product, outside, makes an ordinary tensor again
+    with torch.inference_mode():  # cheaper calls; `clone`, outside, makes an ordinary tensor again
         keep.copy_(mask)
         torch.gt(mask, terminated, out=live)  # mask and not terminated
         _td(rewards, values, next_values, live, gamma, td, td_bits)
@@ -158,11 +157,12 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         decay_bits.mul_(live)
         _scan(*steps, scale=lam if stepwise else lam * gamma)
         td.add_(values)
-    targets = torch.mul(td_bits, keep).view(td.dtype)
-    if not (finite and math.isfinite(targets.sum())):
+        td_bits.mul_(keep)
+        finite = finite and math.isfinite(td.sum())
+    if not finite:
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0),
                 log_rho=log_rho, **({"gamma": gamma} if stepwise else {}))
-    return targets
+    return td.clone()
 
 
 def retrace(*, rewards: Tensor, values: Tensor, next_values: Tensor, log_rho: Tensor, terminated: Tensor,
