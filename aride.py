@@ -140,7 +140,7 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
     with torch.inference_mode():  # cheaper calls; `clone`, outside, makes an ordinary tensor again
         keep.copy_(mask)
-        torch.gt(mask, terminated, out=live)  # mask and not terminated
+        live.copy_(terminated).lt_(keep)  # in the mask and not terminated
         _td(rewards, values, next_values, live, gamma, td, td_bits)
         _ratios(log_rho, c_clip, out=c)
         finite = True
@@ -153,7 +153,7 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         if stepwise:
             decay.mul_(gamma)
         if truncated is not None:
-            torch.gt(live, truncated, out=live)
+            live.gt_(truncated)
         decay_bits.mul_(live)
         _scan(*steps, scale=lam if stepwise else lam * gamma)
         td.add_(values)
