@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -150,6 +151,8 @@ _SYSTEM = frozenset({
     "com.android.permissioncontroller", "com.google.android.permissioncontroller",
     "com.android.packageinstaller", "com.google.android.packageinstaller", "com.android.adbkeyboard"})
 
+_TOUCHED_FILE = "/data/local/tmp/distrl-touched"    # on the phone: a line "touched PACKAGE" each
+
 
 def third_party_packages(phone: AdbPhone) -> set[str]:
     """What is installed besides the system. AndroidEnvError when the phone cannot say."""
@@ -192,7 +195,7 @@ class AndroidEnv:
         self._image: np.ndarray | None = None           # what the policy saw last
         self._verdict: Any = None                       # the judge's last one in this episode
         self._random = random.Random(0)
-        self._touched: set[str] = set()                 # packages that had the focus since the last reset
+        self._touched: set[str] = set()                 # packages that had the focus since the last reset: `_note`
         self._keep = set(_SYSTEM)
         self._installed = None if installed is None else set(installed)     # third-party packages that stay
         self._first = True                              # no reset yet
@@ -254,10 +257,11 @@ class AndroidEnv:
             if self.reset_mode == "clear":
                 commands += [f"pm uninstall {package}" for package in sorted(installed - self._installed)]
         # Also apps that a dialog hides; and whether the screen is locked, which is looked at again with each judgement.
-        out = self.phone.shell(f"dumpsys activity activities | grep -E 'Hist'; {LOCK_COMMAND}")
+        noted = f"cat {_TOUCHED_FILE} 2>/dev/null"
+        out = self.phone.shell(f"dumpsys activity activities | grep -E 'Hist'; {noted}; {LOCK_COMMAND}")
         if is_locked(out):
             self.phone.unlock()
-        self._touched.update(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
+        self._touched.update(re.findall(r"(?:ActivityRecord\{\S+ \S+ |^touched )([\w.]+)(?:/|$)", out, re.MULTILINE))
         if self._first:                                  # whatever is in front was left there by someone else
             package, _, app = self.phone.foreground()
             self._touched |= {package, app}
@@ -268,6 +272,7 @@ class AndroidEnv:
             commands.append(f"am force-stop {package}")
             if self.reset_mode == "clear":
                 commands.append(f"pm clear {package}")
+        commands.append(f"rm -f {_TOUCHED_FILE}")
         if seed is not None:
             commands.append(f"setprop debug.distrl.seed {seed}")
         self.phone.shell("; ".join([*commands, "input keyevent 3"]), timeout=60, check=True)
@@ -351,7 +356,14 @@ class AndroidEnv:
             self._verdict, self._over = SimpleNamespace(success=None, reason=reason), True
         state = observation.fetched
         package, app = (state.package, state.app) if state else self.phone.foreground()[::2]
-        self._touched |= {package, app}
+        self._note({package, app} - self._touched - {"", None})
+
+    def _note(self, packages: set[str]) -> None:
+        """Also on the phone: who goes on there when this process is killed must know what to clear, or a permission
+        that was given, an alarm that was set, would be there in the next episode."""
+        if packages:
+            self.phone.shell("; ".join(f"echo touched {shlex.quote(p)} >> {_TOUCHED_FILE}" for p in sorted(packages)))
+            self._touched |= packages
 
     def _observe(self) -> Observation:
         return Observation(self._image, self.task.instruction, tuple(self._actions), self.phone.ui)

@@ -292,7 +292,8 @@ def test_reset_undoes_what_the_episode_did(toy):
     toy.reset(seed=7, options={"task": TASK})
     assert toy.phone.calls[-1] == (
         "pm uninstall com.new; am force-stop com.app; pm clear com.app; "
-        "am force-stop com.under; pm clear com.under; setprop debug.distrl.seed 7; input keyevent 3"
+        "am force-stop com.under; pm clear com.under; rm -f /data/local/tmp/distrl-touched; "
+        "setprop debug.distrl.seed 7; input keyevent 3"
     )
     toy.reset(seed=8)
     assert "com.app" not in toy.phone.calls[-1]
@@ -306,7 +307,7 @@ def test_reset_never_stops_the_home_app_even_when_the_first_one_fails_halfway():
     assert "recover" in phone.calls and not any("am force-stop" in call for call in phone.calls)
     env.step(TAP)
     env.reset()
-    assert phone.calls[-1] == "am force-stop com.app; am force-stop com.under; input keyevent 3"
+    assert phone.calls[-1] == "am force-stop com.app; am force-stop com.under; rm -f /data/local/tmp/distrl-touched; input keyevent 3"
 
 
 def test_reset_needs_a_task():

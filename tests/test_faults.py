@@ -23,13 +23,17 @@ import pytest
 import torch
 from test_run import ROOT, TINY, Program, contents, gone, wait_for_trajectories
 
-from adb_phone import AdbTimeout
+from adb_phone import AdbPhone, AdbTimeout
+from android_env import AndroidEnv
 from args import PhoneArgs
+from evaluator import RuleJudge
 from journal import Journal
 from phone_source import phone_source
 from policy import AutoUIPolicy
 from replay import Trajectory
 from run_folder import UsageError, load_checkpoint, save_checkpoint
+from sim import start_phones
+from tasks import parse_task
 
 PATIENCE = 240  # s, for a machine that is busy otherwise
 
@@ -369,3 +373,23 @@ def test_E17_a_placeholder_in_a_hosts_place_is_refused_with_its_name(monkeypatch
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(UsageError, match="worker_ip1:5037.*Name or service not known"):
         phone_source(PhoneArgs(adb_server=("worker_ip1:5037",))).__enter__()
+
+
+def test_who_takes_over_a_phone_clears_what_the_one_before_had_touched():
+    tap = 'Action Decision: "action_type": "DUAL_POINT", "touch_point": "[{0}, {1}]", "lift_point": "[{0}, {1}]", '
+    with start_phones(1, seed=3, latency=0.0, dialogs=1.0, failed_loads=0.0, slow_loads=0.0) as running:
+        phone = AdbPhone(running.serials[0], running.host, running.port)
+
+        def begin() -> tuple[AndroidEnv, list]:  # a worker's first episode
+            env = AndroidEnv(AdbPhone(phone.serial, phone.host, phone.port), None, RuleJudge())
+            env.reset(seed=1, options={"task": parse_task("Go to Zillow")})
+            phone.shell("am start -n com.android.chrome/com.google.android.apps.chrome.Main")
+            return env, [node for node in phone.ui().nodes if node.text == "Allow"]
+
+        env, (allow,) = begin()
+        y, x = allow.center[1] / env.phone.size[1], allow.center[0] / env.phone.size[0]
+        env.step(tap.format(y, x) + '"typed_text": ""')
+        phone.shell("am force-stop com.android.chrome")  # as after a reboot: no activity tells of it
+        assert "touched com.android.chrome" in phone.shell("cat /data/local/tmp/distrl-touched")
+        _, asks = begin()  # the first one was killed
+        assert asks, "the permission outlived its episode"
