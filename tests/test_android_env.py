@@ -307,7 +307,8 @@ def test_reset_never_stops_the_home_app_even_when_the_first_one_fails_halfway():
     assert "recover" in phone.calls and not any("am force-stop" in call for call in phone.calls)
     env.step(TAP)
     env.reset()
-    assert phone.calls[-1] == "am force-stop com.app; am force-stop com.under; rm -f /data/local/tmp/distrl-touched; input keyevent 3"
+    forget = "rm -f /data/local/tmp/distrl-touched"
+    assert phone.calls[-1] == f"am force-stop com.app; am force-stop com.under; {forget}; input keyevent 3"
 
 
 def test_reset_needs_a_task():
