@@ -60,7 +60,7 @@ class PhoneArgs:
     """phones, and workers: one each; with --devices, at most as many as there are"""
     latency: float = 0.7
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
-    dialogs: float = 0.6
+    dialogs: float = 0.75
     """simulated phones: probability of a permission dialog when an app starts"""
     failed_loads: float = 0.3
     """simulated phones: probability that a page fails to load"""
