@@ -48,8 +48,12 @@ class RunArgs:
     """go on with this run folder; every other flag is taken from it"""
     serial: bool = False
     """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
+    eval: Path | None = None
+    """evaluate this run's policy, or this file's or folder's, and stop: --eval-tasks in order, or the held-out ones"""
     sync: Expert[bool] = False
     """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
+    keep_screens: Expert[float] = 0.1
+    """share of the episodes whose screens are kept, as small JPEGs (about 80 kB an episode), for report.html"""
     track: bool = False
     """log to Weights and Biases as well (offline when no key is set)"""
 
@@ -258,6 +262,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
+    check_range(flags, "keep_screens", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)

@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from report import wilson_interval
+from run_data import wilson_interval
 from tasks import Task, novelty
 
 Row = tuple[str, bool, bool | None, int]

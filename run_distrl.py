@@ -60,7 +60,8 @@ class Experiment:
         torch.manual_seed(args.run.seed)
         self.policy = policy
         self.learner = Learner(policy, args.algorithm, seed=args.run.seed, text_encoder=encoder)
-        self.schedule = Schedule(train_tasks, args.run.seed)
+        share = args.run.keep_screens
+        self.schedule = Schedule(train_tasks, args.run.seed, (share, 1.0 if args.run.track or args.run.eval else share))
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.played: deque = deque()  # --serial, resumed: (id, trajectory) of what was journaled after the checkpoint
         # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
@@ -162,6 +163,7 @@ class Experiment:
         """Count a journaled training trajectory and give it to the learner, if it may learn from it."""
         self.trajectories += 1
         self.last_id = id
+        trajectory.info.pop("screens", None)  # the journal has them
         recorded = "recorded" in trajectory.info  # of another run: its versions say nothing here
         self.offline += recorded
         bound = 0 if recorded else self.args.policy.max_staleness
@@ -312,6 +314,7 @@ class Experiment:
         """A row of metrics.csv, a point for the tracker."""
         from results import append_metrics
 
+        self.note_learnt()
         row = {
             "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
             "trajectories": self.trajectories, "env_steps": self.pool.env_steps,
@@ -320,6 +323,21 @@ class Experiment:
         if self.tracker:
             known = {name: value for name, value in metrics.items() if value is not None}
             self.tracker.log(known, step=self.trajectories)
+
+    def note_learnt(self) -> None:
+        """Into the journal: what the last updates made of their trajectories, for report.html."""
+        from journal import Journal, JournalError
+
+        learnt, self.learner.learnt = self.learner.learnt, {}
+        rows = [
+            (id, updates, json.dumps([values and [round(v, 4) for v in values], [round(a, 4) for a in advantages]]))
+            for id, (updates, values, advantages) in learnt.items()
+        ]
+        try:
+            with Journal(self.journal_path) as journal:
+                journal.note_learnt(rows)
+        except JournalError as error:
+            raise RunStopped(str(error)) from error
 
     def save(self) -> Path:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
@@ -351,7 +369,9 @@ class Experiment:
 
         def fetch(id: int) -> Trajectory:
             entry = journal.get(id)
-            return dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
+            trajectory = dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
+            trajectory.info.pop("screens", None)
+            return trajectory
 
         if state := load_checkpoint(self.folder):
             self.learner.load_state_dict(state["learner"], fetch)
