@@ -215,16 +215,17 @@ def test_success_curve_and_clock(run):
     assert points[-1][:3] == (pytest.approx(620 / 60), 271, 0.78)
 
 
-def test_command_line(run, tmp_path):
-    def call(*args):
-        command = [sys.executable, "report.py", *map(str, args)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert "report.html" in call(run).stdout
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    bad = call(empty)
-    assert bad.returncode == 1 and "not a run's folder" in bad.stderr and "Traceback" not in bad.stderr
-    assert "usage" in call().stderr
+def test_command_line(run, tmp_path, monkeypatch, capsys):
+    done = subprocess.run([sys.executable, "report.py", run], cwd=ROOT, capture_output=True, text=True)
+    assert "report.html" in done.stdout and done.stderr == ""
+    (tmp_path / "empty").mkdir()
+    for words, said in (([tmp_path / "empty"], "not a run's folder"), ([tmp_path / "none"], "not a run's folder"),
+                        ([], 2), ([run, run], 2), ([run, "--compare", run], 2)):  # fmt: skip
+        monkeypatch.setattr("sys.argv", ["report.py", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            report.main()
+        assert end.value.code == said or said in str(end.value.code)
+    assert "give one run's folder, or several after --compare" in capsys.readouterr().err
 
 
 def test_drawing_leaves_no_state_behind(run):
@@ -259,14 +260,15 @@ def facts(browser):
                       " [t.textContent, t.nextElementSibling.textContent]))")
 
 
-@pytest.mark.parametrize("width", [1400, 400])
-def test_a_browser_opens_filters_and_steps_through_without_a_word_on_its_console(run, browser, width):
+def test_a_browser_opens_filters_and_steps_through_without_a_word_on_its_console(run, browser):
     browser.problems.clear()
     browser.requests.clear()
-    browser.size(width, 900)
+    browser.size(400, 900)
     browser.open(report.write_report(run)[1].as_uri())
     browser.wait("document.querySelectorAll('#strip figure').length == 5")
-    assert browser.js("document.documentElement.scrollWidth") == width  # what is wider scrolls by itself
+    for width in (400, 1400):
+        browser.size(width, 900)
+        assert browser.js("document.documentElement.scrollWidth") == width  # what is wider scrolls by itself
     newest = rows_shown(browser)[0]
     assert newest[:2] == ["#300", EVIL] and len(rows_shown(browser)) == 200
 
@@ -318,6 +320,7 @@ def test_a_browser_opens_filters_and_steps_through_without_a_word_on_its_console
     assert {url.partition(":")[0] for url in browser.requests} <= {"file", "data"}  # nothing from elsewhere
 
 
+@pytest.mark.slow
 def test_ten_thousand_trajectories_are_in_the_page_and_screens_of_the_number_asked_for(tmp_path, browser):
     data = [episode(f"Do {k}", k, screens=k == 0) for k in range(5)]
     Journal(tmp_path / "journal.sqlite").close()
@@ -339,6 +342,7 @@ def test_ten_thousand_trajectories_are_in_the_page_and_screens_of_the_number_ask
 
 
 def test_live_is_the_same_page_and_grows_with_the_run(run, browser):
+    (run / "metrics.csv").unlink()  # less to draw
     server = report.serve(run, port=0, screens=5, every=1)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -365,10 +369,11 @@ def test_live_is_the_same_page_and_grows_with_the_run(run, browser):
 # ---------------------------------------------------------------------- one trajectory, several runs
 
 
-def test_a_gif_shows_each_step_and_the_touch(run):
-    def call(*args):
-        done = subprocess.run([sys.executable, "report.py", run, *args], cwd=ROOT, capture_output=True, text=True)
-        return done.stdout + done.stderr
+def test_a_gif_shows_each_step_and_the_touch(run, monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["report.py", str(run), *words])
+        report.main()
+        return capsys.readouterr().out
 
     assert "wrote" in call("--gif", "1")
     image = Image.open(run / "trajectory-1.gif")
@@ -376,7 +381,14 @@ def test_a_gif_shows_each_step_and_the_touch(run):
     image.seek(0)
     pixels = np.asarray(image.convert("RGB")).astype(int)
     assert abs(pixels[120, 135 + 14] - (234, 88, 12)).max() < 40 and abs(pixels[300, 20]).max() < 20
-    assert "no trajectory 999" in call("--gif", "999")
+    with pytest.raises(SystemExit, match="no trajectory 999: it holds 300"):
+        call("--gif", "999")
+    with pytest.raises(SystemExit, match="no screens were kept"):  # BLIP-2's features are no picture
+        with sqlite3.connect(run / "journal.sqlite") as db:
+            data = Trajectory.from_bytes(episode(EVIL, 1))
+            data.features = data.features * 3
+            db.execute("UPDATE trajectories SET data = ? WHERE id = 2", (data.to_bytes(),))
+        call("--gif", "2")
 
 
 def test_runs_compared_are_named_with_intervals_and_what_differs(run, tmp_path):
