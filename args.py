@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
+from evaluation import folder_of
 from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
 from recorded import alone
@@ -218,13 +219,21 @@ def parse(description: str) -> Args:
 
     if {"-h", "--help", SHOW_ALL} & set(sys.argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
-    line = ["--help" if word == SHOW_ALL else word for word in sys.argv[1:]]
+    line = [{SHOW_ALL: "--help", "--episodes": "--eval-episodes"}.get(word, word) for word in sys.argv[1:]]
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
-    if args.recorded.replay and not args.run.resume:
-        run = read_args(args.recorded.replay, Args, "--replay")
+    base = args.recorded.replay or folder_of(args.run.eval)
+    if args.run.eval and (args.recorded.replay or args.recorded.offline):
+        raise UsageError("--eval plays, and learns nothing: leave out --replay and --offline")
+    if base and not args.run.resume:
+        run = read_args(base, Args, "--replay" if args.recorded.replay else "--eval")
+        train = run.tasks.tasks
         run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
         args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
+        if args.run.eval and args.tasks.tasks != train:  # what it was trained on is known: the file to evaluate on
+            args.tasks.tasks, args.tasks.eval_tasks = train, args.tasks.tasks
+    elif args.run.eval:
+        args.policy.policy, args.tasks.eval_tasks = args.run.eval, args.tasks.eval_tasks or args.tasks.tasks
     return args
 
 
@@ -290,7 +299,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     if not args.tasks.allow_overlap and (both := overlap(train, test)["exact"]):
         raise UsageError(f"{both} of {len(test)} tasks to evaluate on are trained on too: take others for --tasks or "
                          "--eval-tasks, or go on with --allow-overlap")  # fmt: skip
-    kind = "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
+    kind = "eval" if args.run.eval else "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
 
