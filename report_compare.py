@@ -82,7 +82,7 @@ def result_table(runs: list[Run], names: list[str]) -> str:
             rate = rate_of(run, mode)
             line.append(cell(f"{rate[0]:.1%} ({rate[1]:.0%} to {rate[2]:.0%})" if rate else "", "number"))
             if not number or not rate or not base[mode]:
-                line.append(cell("" if number else "compared with", "quiet"))
+                line.append(cell("" if number else "–", "quiet"))
                 continue
             by, low, high = (100 * value for value in difference(base[mode], rate))
             line.append(cell(f"{by:+.1f} ({low:+.0f} to {high:+.0f})", "number"))
@@ -92,8 +92,9 @@ def result_table(runs: list[Run], names: list[str]) -> str:
         line += [cell(value, "number") for value in (run.results.get("n", ""), len(run.training()), minutes, seed)]
         rows.append(line)
     head = ["run", "method", "before", "after, greedy (95 %)", "points", "after, sampled (95 %)", "points", "n",
-            "trajectories", "minutes of training", "seed"]  # fmt: skip
-    note = "Points: the difference from the first run, with its 95 % interval; one that holds 0 shows nothing."
+            "trajectories", "minutes", "seed"]  # fmt: skip
+    note = ("Points: the difference from the first run, with its 95 % interval; one that holds 0 shows nothing. "
+            "Minutes: of training.")
     return f"<p>{note}</p>{table(head, rows)}"
 
 

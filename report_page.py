@@ -123,7 +123,10 @@ def family_table(run: Run) -> str:
         rates = ["" if rate is None else f"{rate:.1%}" for rate in (before, after)]
         rows.append([cell(name), *(cell(rate, "number") for rate in rates), bar(after or 0),
                      *(cell(x, "number quiet") for x in (interval, change, n))])  # fmt: skip
-    return table(["family", "before", "after", "", "95 % interval", "change", "n"], rows)
+    head = ["family", "before", "after", "", "95 % interval", "change", "n"]
+    if all(value.get("warmup") is None for _, value in lines):  # a policy that was evaluated alone
+        rows, head = [[row[0], *row[2:5], row[6]] for row in rows], ["family", "success", *head[3:5], "n"]
+    return table(head, rows)
 
 
 def training_table(run: Run) -> str:
@@ -311,7 +314,7 @@ def page(
     plain = {key: value for key, value in run.results.items() if key not in ("families", "greedy", "sampled")}
     view, data = browser(run, embedded, live) if embedded else ("", "")
     sections = (
-        ("Curves", images(curves, 2)),
+        ("Curves", images(curves, 2) if run.metrics or run.training() else ""),
         ("Success by task family", family_table(run)),
         ("Worst tasks", worst_tasks(run)),
         ("Timing", timing(run, spent)),

@@ -61,12 +61,14 @@ def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[floa
 def read_run(folder: str | os.PathLike) -> Run:
     """Reads a run's folder, complete or not. Raises FileNotFoundError when it is none."""
     run = Run(Path(folder))
-    names = ("config.json", "metrics.csv", "results.json", "journal.sqlite")
+    names = ("config.json", "results.json", "metrics.csv", "journal.sqlite")
     if not any((run.folder / name).is_file() for name in names):
         raise FileNotFoundError(f"{run.folder}: not a run's folder: it has none of {', '.join(names)}")
     for name in names:
         path = run.folder / name
         if not path.is_file():
+            if name == "metrics.csv" and "evaluated" in run.results:
+                continue  # of --eval: nothing was trained
             why = ": the run is not over, or was stopped" if name == "results.json" else ""
             run.notes.append(f"no {name}{why}")
             continue

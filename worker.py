@@ -171,7 +171,7 @@ def rollout(
             "policy_seconds": policy_seconds,
             "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
-            "parts": getattr(env, "seconds", {}) | {"policy": policy_seconds},  # what `seconds` were spent on
+            "parts": {part: round(s, 4) for part, s in (getattr(env, "seconds", {}) | {"policy": policy_seconds}).items()},
             **({"unsupported_text": untyped} if untyped else {}),
             **({"screens": screens} if screens else {}),
             **extra,
