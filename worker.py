@@ -146,6 +146,7 @@ def rollout(
     elif success is None and not info.get("error") and getattr(env.judge, "unjudged", None):
         screens = env.judge.unjudged
         extra = {"unjudged": [[step, [base64.b64encode(png).decode() for png in pngs]] for step, pngs in screens]}
+    parts = getattr(env, "seconds", {}) | {"policy": policy_seconds}
     return Trajectory(
         instruction=episode.task.instruction,
         family=episode.task.family,
@@ -171,7 +172,7 @@ def rollout(
             "policy_seconds": policy_seconds,
             "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
-            "parts": {part: round(s, 4) for part, s in (getattr(env, "seconds", {}) | {"policy": policy_seconds}).items()},
+            "parts": {part: round(spent, 4) for part, spent in parts.items()},
             **({"unsupported_text": untyped} if untyped else {}),
             **({"screens": screens} if screens else {}),
             **extra,
