@@ -54,7 +54,7 @@ class RunArgs:
     sync: Expert[bool] = False
     """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
     keep_screens: Expert[float] = 0.1
-    """share of the episodes whose screens are kept, as small JPEGs (about 80 kB an episode), for report.html"""
+    """share of the episodes whose screens are kept, as small JPEGs (about 60 kB an episode), for report.html"""
     track: bool = False
     """log to Weights and Biases as well (offline when no key is set)"""
 

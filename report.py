@@ -68,7 +68,10 @@ def serve(folder: Path, port: int, screens: int, every: int = EVERY) -> Threadin
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
-            self.wfile.write(content)
+            try:
+                self.wfile.write(content)
+            except ConnectionError:  # the browser has gone
+                pass
 
         def log_message(self, *args) -> None:
             """Says nothing."""

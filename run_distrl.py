@@ -324,7 +324,7 @@ class Experiment:
         while self.args.run.serial and self.receive():  # played, so part of where it stands
             pass
         self.tick()
-        warmup = self.evaluations["warmup"] if evaluation.complete(self, "warmup") else []
+        warmup = self.evaluations.get("warmup", []) if evaluation.complete(self, "warmup") else []
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
             "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},

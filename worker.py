@@ -114,7 +114,7 @@ def rollout(
     doubts = getattr(env.judge, "valid", None) if validity else None
     prompts, features = [observation["prompt"]], [answer(see, observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
-    screens = [small_jpeg(observation["image"])] if episode.screens else []
+    kept = [small_jpeg(observation["image"])] if episode.screens else []  # screens
     terminated = truncated = False
     untyped = 0  # texts that the phone has no keyboard for
     while not (terminated or truncated):
@@ -128,7 +128,7 @@ def rollout(
         prompts.append(observation["prompt"])
         features.append(answer(see, observation["image"]))
         if episode.screens:
-            screens.append(small_jpeg(observation["image"]))
+            kept.append(small_jpeg(observation["image"]))
         actions.append(sample.text)
         token_ids.append(sample.token_ids)
         logprobs.append(sample.logprobs)
@@ -174,7 +174,7 @@ def rollout(
             "server_batch": float(np.mean(batches)),
             "parts": {part: round(spent, 4) for part, spent in parts.items()},
             **({"unsupported_text": untyped} if untyped else {}),
-            **({"screens": screens} if screens else {}),
+            **({"screens": kept} if kept else {}),
             **extra,
         },
     )
