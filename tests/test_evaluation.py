@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -200,6 +201,9 @@ def test_a_tracked_evaluation_shows_a_success_and_a_failure_in_one_run_when_resu
         f"{split}-{outcome}.gif" for split in ("warmup", "final") for outcome in ("success", "failure"))
     files = list(run.folder.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
+    deadline = time.monotonic() + 20  # wandb's own process writes them, and `finish` does not wait for it offline
+    while not all(b"videos/failure" in path.read_bytes() for path in files) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for data in (path.read_bytes() for path in files):
         assert b"eval/success_rate" in data and b"videos/success" in data and b"videos/failure" in data
         assert b"learning_rate" in data and b"secret-of-mine" not in data
