@@ -23,13 +23,14 @@ instead of restarting an emulator from a snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import re
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -191,6 +192,7 @@ class AndroidEnv:
         self.horizon, self.reset_mode, self.settle = horizon, reset_mode, settle
         self.repetition_penalty, self.empty_type_penalty = repetition_penalty, empty_type_penalty
         self.invalid_penalty = invalid_penalty
+        self.seconds: dict[str, float] = {}             # of this episode: reset, input, screen, judge
         self.task: Any = None
         self._image: np.ndarray | None = None           # what the policy saw last
         self._verdict: Any = None                       # the judge's last one in this episode
@@ -214,16 +216,27 @@ class AndroidEnv:
             if not self.tasks:
                 raise ValueError("no task: give AndroidEnv tasks, or reset options={'task': task}")
             self.task = self._random.choice(self.tasks)
-        try:
-            if self._broken:
+        self.seconds = {}
+        with self._timed("reset"):
+            try:
+                if self._broken:
+                    self.phone.recover()
+                self._begin(seed)
+            except AndroidEnvError:
+                self._broken = True
                 self.phone.recover()
-            self._begin(seed)
-        except AndroidEnvError:
-            self._broken = True
-            self.phone.recover()
-            self._begin(seed)
+                self._begin(seed)
         self._broken = False
         return self._obs(), self._info(Action(""), False, 0.0)
+
+    @contextlib.contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Adds what is done inside to `seconds`."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - began
 
     def _begin(self, seed: int | None) -> None:
         self._restore(seed)
@@ -306,12 +319,15 @@ class AndroidEnv:
         ends, changed, extra = action.kind.startswith("STATUS_"), False, {}
         terminated, truncated = False, self._steps >= (self.horizon or self.task.horizon)
         try:
-            if not self._act(action):
-                extra["unsupported_text"] = True
-            before, self._image = self._image, self._settled()
+            with self._timed("input"):
+                if not self._act(action):
+                    extra["unsupported_text"] = True
+            with self._timed("screen"):
+                before, self._image = self._image, self._settled()
             changed = not np.array_equal(before, self._image)
             if changed or ends or truncated and self._verdict is None:
-                self._ask_judge()
+                with self._timed("judge"):
+                    self._ask_judge()
             terminated = ends or self._over or bool(self._verdict and self._verdict.success)
             truncated = truncated and not terminated
             if (terminated or truncated) and self._boot_time() != self._boot:   # while a judge was waited for

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
+from evaluation import folder_of
 from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
 from recorded import alone
@@ -48,8 +49,12 @@ class RunArgs:
     """go on with this run folder; every other flag is taken from it"""
     serial: bool = False
     """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
+    eval: Path | None = None
+    """evaluate this run's policy, or this file's or folder's, and stop: --eval-tasks in order, or the held-out ones"""
     sync: Expert[bool] = False
     """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
+    keep_screens: Expert[float] = 0.1
+    """share of the episodes whose screens are kept, as small JPEGs (about 60 kB an episode), for report.html"""
     track: bool = False
     """log to Weights and Biases as well (offline when no key is set)"""
 
@@ -214,13 +219,21 @@ def parse(description: str) -> Args:
 
     if {"-h", "--help", SHOW_ALL} & set(sys.argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
-    line = ["--help" if word == SHOW_ALL else word for word in sys.argv[1:]]
+    line = [{SHOW_ALL: "--help", "--episodes": "--eval-episodes"}.get(word, word) for word in sys.argv[1:]]
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
-    if args.recorded.replay and not args.run.resume:
-        run = read_args(args.recorded.replay, Args, "--replay")
+    base = args.recorded.replay or folder_of(args.run.eval)
+    if args.run.eval and (args.recorded.replay or args.recorded.offline):
+        raise UsageError("--eval plays, and learns nothing: leave out --replay and --offline")
+    if base and not args.run.resume:
+        run = read_args(base, Args, "--replay" if args.recorded.replay else "--eval")
+        train = run.tasks.tasks
         run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
         args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
+        if args.run.eval and args.tasks.tasks != train:  # what it was trained on is known: the file to evaluate on
+            args.tasks.tasks, args.tasks.eval_tasks = train, args.tasks.tasks
+    elif args.run.eval:
+        args.policy.policy, args.tasks.eval_tasks = args.run.eval, args.tasks.eval_tasks or args.tasks.tasks
     return args
 
 
@@ -258,6 +271,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
+    check_range(flags, "keep_screens", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)
@@ -285,7 +299,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     if not args.tasks.allow_overlap and (both := overlap(train, test)["exact"]):
         raise UsageError(f"{both} of {len(test)} tasks to evaluate on are trained on too: take others for --tasks or "
                          "--eval-tasks, or go on with --allow-overlap")  # fmt: skip
-    kind = "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
+    kind = "eval" if args.run.eval else "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
 

@@ -37,7 +37,7 @@ import numpy as np
 from evaluator import JudgeConfig, Verdict, VisionJudge, encode_screen
 from judge_clients import DEFAULT_MODELS, MissingClient, url_problem
 from judge_ledger import cost
-from report import wilson_interval
+from run_data import wilson_interval
 from run_folder import UsageError
 from tasks import Task, UnknownInstruction, generate_tasks, parse_task
 from ui_state import parse_ui

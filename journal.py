@@ -223,6 +223,24 @@ class Journal:
         if cursor.rowcount != 1:
             raise KeyError(f"journal {self.path}: no trajectory {id}: it holds {self.count()}")
 
+    def note_learnt(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """(id, number of the update, what it made of the trajectory) of trajectories that were learnt from; a later
+        one replaces an earlier one. In a table of its own, which journals of older versions get here."""
+        with self._lock:
+            self._run("CREATE TABLE IF NOT EXISTS learnt (id INTEGER PRIMARY KEY, updates INTEGER, data TEXT)")
+            self._run("BEGIN IMMEDIATE")
+            try:
+                for row in rows:
+                    self._run("INSERT OR REPLACE INTO learnt VALUES (?, ?, ?)", row)
+            finally:
+                self._run("COMMIT")
+
+    def learnt(self) -> dict[int, tuple[int, str]]:
+        """id -> what `note_learnt` was last given of it."""
+        if not self._run("SELECT 1 FROM sqlite_master WHERE name = 'learnt'")[0]:
+            return {}
+        return {id: (updates, data) for id, updates, data in self._run("SELECT id, updates, data FROM learnt")[0]}
+
     def copy(self, path: str | os.PathLike) -> None:
         """Writes the journal as it is now into a new file, in one piece, whoever else is writing to it."""
         with self._lock:

@@ -73,6 +73,8 @@ class Learner:
         self.progress = 0.0  # share of the training budget that is used up, set by the caller
         self.seen = 0  # trajectories ever added
         self.skipped = 0  # steps of an optimiser that were skipped because something was not finite
+        # Of each trajectory since this was emptied: (update, V [T] or None, advantages [T]) of the last that drew it.
+        self.learnt: dict[int, tuple[int, list[float] | None, list[float]]] = {}
         self._in_a_row = {self.policy_optimizer: 0, self.critic_optimizer: 0}
 
     def add(self, trajectory: Trajectory, id: int) -> None:
@@ -227,6 +229,7 @@ class Learner:
                     advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
                 )
             advantages = advantages.masked_fill(batch["invalid"], 0.0)
+            self._note(batch, values, advantages)
         actor_loss = {
             "aride": aride.actor_loss, "digirl": baselines.digirl_loss, "digirl_paper": baselines.digirl_loss,
             "filtered_bc": baselines.filtered_bc_loss, "vtrace": baselines.vtrace_loss,
@@ -242,6 +245,13 @@ class Learner:
         losses = ("policy_loss", "entropy", "invalid_penalty")
         named = {f"{'losses' if name in losses else 'stats'}/{name}": value for name, value in metrics.items()}
         return named | {"losses/grad_norm": norm}
+
+    def _note(self, batch: dict, values: torch.Tensor, advantages: torch.Tensor) -> None:
+        """What this update makes of its trajectories, for those who look at them: V [N+B], advantages [B, T]."""
+        values = self._scatter(values[batch["is_state"]], batch["mask"])
+        for id, trajectory, v, a in zip(batch["ids"], batch["trajectories"], values, advantages, strict=True):
+            known = v[: len(trajectory)].tolist() if self.critic_updates else None  # cloning has no critic
+            self.learnt[int(id)] = (self.updates + 1, known, a[: len(trajectory)].tolist())
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, batch: dict) -> float:
         """One clipped optimiser step, skipped when the loss or the gradient is not finite. Returns the norm."""

@@ -19,12 +19,13 @@ import json
 import math
 import os
 import platform
+import secrets
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from report import wilson_interval
+from run_data import wilson_interval
 from tasks import Task, novelty
 
 Row = tuple[str, bool, bool | None, int]
@@ -97,14 +98,23 @@ def append_metrics(path: Path, row: dict) -> None:
 
 
 def start_tracking(args, folder: Path):
-    """A Weights and Biases run; offline without a key, so that it never asks on a terminal, or without its server."""
+    """A Weights and Biases run; offline without a key, so that it never asks on a terminal, or without its server.
+
+    Its id is kept in the folder, so that a resumed run goes on in the same one. Offline each session writes a folder
+    with that id; `wandb sync FOLDER/wandb/offline-run-*` puts them together, in order of their start.
+    """
     import wandb
 
+    mark = folder / "wandb" / "id.txt"
+    mark.parent.mkdir(exist_ok=True)
+    if not mark.exists():
+        mark.write_text(secrets.token_hex(8))
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     config = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    options = dict(project="distrl", name=folder.name, dir=str(folder), config=config)
+    options = dict(project="distrl", name=folder.name, dir=str(folder), config=config, id=mark.read_text().strip())
     try:
-        return wandb.init(**options, mode=mode, settings=wandb.Settings(init_timeout=30))
+        resume = "allow" if mode == "online" else None  # offline there is no server to ask
+        return wandb.init(**options, mode=mode, resume=resume, settings=wandb.Settings(init_timeout=30))
     except wandb.Error as error:  # no network, or a key that it does not take
         if mode == "offline":
             raise
@@ -235,6 +245,11 @@ def table(results: dict, folder: Path) -> str:
     if not results["families"]:
         return (f"\nNot evaluated: no phones were used. {results['trajectories']} trajectories, {results['updates']} "
                 f"updates in {results['wall_seconds'] / 60:.1f} minutes.\n{look}")  # fmt: skip
+    minutes = f"{results['wall_seconds'] / 60:.1f} minutes"
+    change = f"{percent(results['warmup_success_rate'])} -> {percent(results['success_rate'])} (greedy)"
+    sentence = f"{change} after {results['trajectories']} trajectories and {minutes}"
+    if evaluated := results.get("evaluated"):
+        sentence = f"{percent(results['success_rate'])} (greedy): {evaluated}, {minutes}"
     phones = results.get("phones", "simulated").replace("simulated", "simulated phones")
     lines = ["", f"{'family':<16}{'before':>8}{'after':>8}{'n':>6}"]
     for family, row in results["families"].items():
@@ -247,8 +262,5 @@ def table(results: dict, folder: Path) -> str:
             line += f"   95 % interval {percent(after['ci95'][0])} to {percent(after['ci95'][1])}"
         lines.append(line)
     return "\n".join(lines) + (
-        f"\n\nSuccess on held-out tasks {percent(results['warmup_success_rate'])} -> "
-        f"{percent(results['success_rate'])} (greedy) after {results['trajectories']} trajectories and "
-        f"{results['wall_seconds'] / 60:.1f} minutes on {phones}.\n"
-        f"{look}"
+        f"\n\nSuccess on held-out tasks {sentence} on {phones}.\n{look}"
     )

@@ -7,6 +7,7 @@
     python run_distrl.py --serial --total-trajectories 300   # one process, repeatable bit for bit
     python run_distrl.py --sync                           # the baseline: all workers finish a round, then it learns
     python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
+    python run_distrl.py --eval runs/NAME                 # its policy alone, on --eval-tasks FILE; or a checkpoint's
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
 written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
@@ -28,12 +29,13 @@ import time
 from collections import deque
 from pathlib import Path
 
+import evaluation
 from adb_phone import AndroidEnvError
 from args import Args, judge_config, parse, prepare
 from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from loaders import load_policy, load_screen_features, load_text_encoder
-from recorded import Recording, alone, feed, learn_alone, read
+from recorded import Recording, alone, learn_alone, read
 from run_folder import RunStopped, UsageError, check_room, load_checkpoint, read_args, save_checkpoint, write_args
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
@@ -60,7 +62,8 @@ class Experiment:
         torch.manual_seed(args.run.seed)
         self.policy = policy
         self.learner = Learner(policy, args.algorithm, seed=args.run.seed, text_encoder=encoder)
-        self.schedule = Schedule(train_tasks, args.run.seed)
+        share = args.run.keep_screens
+        self.schedule = Schedule(train_tasks, args.run.seed, (share, 1.0 if args.run.track or args.run.eval else share))
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.played: deque = deque()  # --serial, resumed: (id, trajectory) of what was journaled after the checkpoint
         # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
@@ -162,6 +165,7 @@ class Experiment:
         """Count a journaled training trajectory and give it to the learner, if it may learn from it."""
         self.trajectories += 1
         self.last_id = id
+        trajectory.info.pop("screens", None)  # the journal has them
         recorded = "recorded" in trajectory.info  # of another run: its versions say nothing here
         self.offline += recorded
         bound = 0 if recorded else self.args.policy.max_staleness
@@ -191,24 +195,6 @@ class Experiment:
         else:
             self.version += 1
             self.pool.weights.publish(self.policy.published(), self.version)
-
-    def evaluate(self, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
-        """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
-        self.schedule.rest()
-        self.evaluations[split] = []
-        modes *= self.args.tasks.eval_repeats
-        wanted = self.schedule.evaluate(self.eval_tasks, split, modes, self.args.run.seed)
-        shown = time.monotonic()
-        while len(self.evaluations[split]) < wanted and not self.judge_pauses():
-            if not self.receive(timeout=0.2 if not self.args.run.serial else 0.0) and self.args.run.serial:
-                self.pool.pump()
-            if time.monotonic() - shown > 20:
-                shown = time.monotonic()
-                print(f"  {split}: {len(self.evaluations[split])}/{wanted} episodes", flush=True)
-
-    def evaluated(self, split: str) -> bool:
-        """Is this evaluation complete?"""
-        return len(self.evaluations.get(split, ())) == 2 * len(self.eval_tasks) * self.args.tasks.eval_repeats
 
     def train(self) -> None:
         """Collect and learn until the budget is used up."""
@@ -264,7 +250,7 @@ class Experiment:
 
     def log(self, sps: float, seconds: float) -> None:
         """One progress line, and what is behind it."""
-        from results import alarms, rate, recent_metrics
+        from results import alarms, recent_metrics
 
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
@@ -283,13 +269,7 @@ class Experiment:
             found = self.ledger.summary()
             metrics |= {"stats/judge_calls": found["calls"], "stats/judge_usd": found["usd"]}
             judged = f"| judge {cost(found)}, {self.unknown} unknown "
-        on_the_way = [name for name in self.evaluations if name.startswith("after")]
-        evaluated = [name for name in on_the_way if len(self.evaluations[name]) >= min(64, len(self.eval_tasks))]
-        if evaluated:  # written once, in the row that follows its end
-            found = rate(self.evaluations.pop(evaluated[0]))
-            metrics |= {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
-            success = share(found["success_rate"])
-            print(f"  held-out tasks, greedy, {evaluated[0]} trajectories: {success} (n {found['n']})")
+        metrics |= evaluation.on_the_way(self)
         found = alarms(metrics)
         for kind in [kind for kind in found if kind not in self.alarms]:
             print(f"  warning: {found[kind]}", flush=True)
@@ -312,6 +292,7 @@ class Experiment:
         """A row of metrics.csv, a point for the tracker."""
         from results import append_metrics
 
+        self.note_learnt()
         row = {
             "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
             "trajectories": self.trajectories, "env_steps": self.pool.env_steps,
@@ -321,6 +302,21 @@ class Experiment:
             known = {name: value for name, value in metrics.items() if value is not None}
             self.tracker.log(known, step=self.trajectories)
 
+    def note_learnt(self) -> None:
+        """Into the journal: what the last updates made of their trajectories, for report.html."""
+        from journal import Journal, JournalError
+
+        learnt, self.learner.learnt = self.learner.learnt, {}
+        rows = [
+            (id, updates, json.dumps([values and [round(v, 4) for v in values], [round(a, 4) for a in advantages]]))
+            for id, (updates, values, advantages) in learnt.items()
+        ]
+        try:
+            with Journal(self.journal_path) as journal:
+                journal.note_learnt(rows)
+        except JournalError as error:
+            raise RunStopped(str(error)) from error
+
     def save(self) -> Path:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
         import torch
@@ -328,10 +324,11 @@ class Experiment:
         while self.args.run.serial and self.receive():  # played, so part of where it stands
             pass
         self.tick()
+        warmup = self.evaluations.get("warmup", []) if evaluation.complete(self, "warmup") else []
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
             "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
-            "warmup": [list(row) for row in self.evaluations.get("warmup", ())] if self.evaluated("warmup") else [],
+            "warmup": [list(row) for row in warmup],
         }  # fmt: skip
         return save_checkpoint(self.folder, self.trajectories, state)
 
@@ -351,7 +348,9 @@ class Experiment:
 
         def fetch(id: int) -> Trajectory:
             entry = journal.get(id)
-            return dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
+            trajectory = dataclasses.replace(Trajectory.from_bytes(entry.data), success=entry.success)
+            trajectory.info.pop("screens", None)
+            return trajectory
 
         if state := load_checkpoint(self.folder):
             self.learner.load_state_dict(state["learner"], fetch)
@@ -401,36 +400,13 @@ class Experiment:
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
-        from journal import Journal
         from report import write_report
-        from results import breakdown, evaluation_card, summarise, task_hash, versions
 
         while self.receive():  # what came in while the actors were stopped
             pass
         self.tick()
         self.policy.save(self.folder / "policy.safetensors")
-        tasks = self.args.tasks
-        evaluated = self.evaluations.get("warmup", []), self.evaluations.get("final", [])
-        sets = self.train_tasks, self.eval_tasks
-        with Journal(self.journal_path, readonly=True) as journal:
-            played = [(row.family, False, row.success, -1) for row in journal.rows("train") if row.success is not None]
-        results = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
-            "trajectories": self.trajectories, "updates": self.learner.updates,
-            "wall_seconds": round(self.wall_seconds, 1), "train_seconds": round(self.train_seconds, 1),
-            "task_set": {
-                "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
-                "eval_sha256": task_hash(self.eval_tasks), "overlap": overlap(self.train_tasks, self.eval_tasks),
-                "eval_different": len(set(self.eval_tasks)),
-            },
-            "judge": self.judge.name, "judge_votes": self.judge.votes, "judge_unknown": self.unknown,
-            "judge_calls": self.ledger.summary() if self.ledger else None, "trivial_success": self.trivial,
-            "seed": self.args.run.seed, "phones": self.phones, "algo": self.args.algorithm.algo, "stale": self.stale,
-            "worker_restarts": self.pool.restarts, "phone_restarts": self.pool.phone_restarts,
-            "unsupported_text": self.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
-            "card": evaluation_card(self.args, self.judge, *sets, evaluated[1], self.policy),
-        }  # fmt: skip
-        if self.recording:
-            results["recorded"] = self.recording.summary()
+        results = evaluation.results(self)
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
         return results
@@ -463,6 +439,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     from results import start_tracking, table
     from shared_weights import SharedWeights
 
+    if args.run.eval and not args.run.resume:
+        evaluation.take_policy(args, folder)
     policy, policy_path = load_policy(args)
     lossy = policy.codec.lossy({task.instruction for task in train_tasks}) if args.policy.policy else []
     if lossy:
@@ -527,7 +505,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             except RuntimeError as error:
                 raise RunStopped(str(error)) from error
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
-            phases(experiment, phones)
+            evaluation.phases(experiment, phones)
         finally:
             pool.stop()
             if experiment.journal:
@@ -541,35 +519,14 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             more = f"--max-judge-calls {2 * experiment.judge.max_calls}"
             print(f"Paused: {paused.reason}; {saved}\nGo on with: python run_distrl.py --resume {folder} {more}")
             return 0
+        if experiment.stopping and args.run.eval:
+            print(f"Stopped: what was played is in {folder / 'journal.sqlite'}; an evaluation is not resumed")
+            return 130
         if experiment.stopping:
             print(f"Saved {experiment.save()}\nGo on with: python run_distrl.py --resume {folder}")
             return 130
     print(table(experiment.finish(), folder))
     return 0
-
-
-def phases(experiment: Experiment, phones) -> None:
-    """Evaluate the warm start, learn from what was recorded, train, evaluate again."""
-    if not experiment.evaluated("warmup"):
-        number = len(experiment.eval_tasks)
-        print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
-        # Less latency for less waiting; slow loads shrink with it, dialogs and failed loads stay.
-        phones.set_latency(min(experiment.args.phones.latency, 0.2))
-        experiment.evaluate("warmup")
-        phones.set_latency(experiment.args.phones.latency)
-        experiment.save()
-    if experiment.recording and not experiment.stopping:
-        feed(experiment)
-        experiment.save()
-    if not experiment.stopping:
-        print("Training ...", flush=True)
-        experiment.train()
-        experiment.save()
-    if not experiment.stopping:
-        experiment.publish()
-        print("Evaluating the trained policy ...", flush=True)
-        phones.set_latency(min(experiment.args.phones.latency, 0.2))
-        experiment.evaluate("final")
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import zlib
 from collections import Counter, deque
 
 from tasks import Task
@@ -21,11 +22,15 @@ from worker import Episode
 
 
 class Schedule:
-    """What to play next. Called from the pool's thread; evaluation episodes go before training ones."""
+    """What to play next. Called from the pool's thread; evaluation episodes go before training ones.
 
-    def __init__(self, tasks: list[Task], seed: int):
+    screens: shares of the training and of the evaluation episodes that keep their screens.
+    """
+
+    def __init__(self, tasks: list[Task], seed: int, screens: tuple[float, float] = (0.0, 0.0)):
         self._families = [[t for t in tasks if t.family == f] for f in sorted({t.family for t in tasks})]
         self._random = random.Random(seed)
+        self._screens = screens
         self._lock = threading.Lock()
         self._queue: deque = deque()
         self._losses: Counter = Counter()  # of an evaluation's episodes
@@ -53,7 +58,12 @@ class Schedule:
     def _draw(self) -> Episode:
         self.number += 1
         tasks = self._families[self.number % len(self._families)]  # every family as often
-        return Episode(self._random.choice(tasks), seed=self._random.getrandbits(31), number=self.number)
+        task, seed = self._random.choice(tasks), self._random.getrandbits(31)
+        return Episode(task, seed=seed, number=self.number, screens=self._keeps_screens("train", self.number))
+
+    def _keeps_screens(self, split: str, number: int) -> bool:
+        """Drawn from its name, not from the stream of tasks; not every Nth, which would miss families."""
+        return zlib.crc32(f"{split} {number}".encode()) / 2**32 < self._screens[split != "train"]
 
     def skip(self, number: int) -> None:
         """Training episodes up to this number have been played: they are not handed out again."""
@@ -79,7 +89,10 @@ class Schedule:
     def evaluate(self, tasks: list[Task], split: str, modes: tuple[bool, ...], seed: int) -> int:
         """Queue an evaluation: every task in order, once a mode (greedy or not). Returns the number of episodes."""
         episodes = [
-            Episode(task, seed=seed * 100_003 + number, split=split, greedy=greedy, number=number)
+            Episode(
+                task, seed=seed * 100_003 + number, split=split, greedy=greedy, number=number,
+                screens=self._keeps_screens(split, number),
+            )  # fmt: skip
             for greedy in modes
             for number, task in enumerate(tasks)
         ]

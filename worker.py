@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import io
 import multiprocessing
 import os
 import signal
@@ -30,6 +31,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from android_env import AdbPhone, AndroidEnv, AndroidEnvError, shown_action
 from evaluator import JudgeConfig, make_judge
@@ -76,6 +78,7 @@ class Episode:
     split: str = "train"  # "train", or the name of an evaluation
     greedy: bool = False
     number: int = 0
+    screens: bool = False  # keep them with the trajectory
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def rollout(
     doubts = getattr(env.judge, "valid", None) if validity else None
     prompts, features = [observation["prompt"]], [answer(see, observation["image"])]
     actions, token_ids, logprobs, rewards, invalid, versions = [], [], [], [], [], []
+    kept = [small_jpeg(observation["image"])] if episode.screens else []  # screens
     terminated = truncated = False
     untyped = 0  # texts that the phone has no keyboard for
     while not (terminated or truncated):
@@ -123,6 +127,8 @@ def rollout(
         untyped += bool(info.get("unsupported_text"))
         prompts.append(observation["prompt"])
         features.append(answer(see, observation["image"]))
+        if episode.screens:
+            kept.append(small_jpeg(observation["image"]))
         actions.append(sample.text)
         token_ids.append(sample.token_ids)
         logprobs.append(sample.logprobs)
@@ -140,6 +146,7 @@ def rollout(
     elif success is None and not info.get("error") and getattr(env.judge, "unjudged", None):
         screens = env.judge.unjudged
         extra = {"unjudged": [[step, [base64.b64encode(png).decode() for png in pngs]] for step, pngs in screens]}
+    parts = getattr(env, "seconds", {}) | {"policy": policy_seconds}
     return Trajectory(
         instruction=episode.task.instruction,
         family=episode.task.family,
@@ -165,10 +172,19 @@ def rollout(
             "policy_seconds": policy_seconds,
             "outage": "error" in info,
             "server_batch": float(np.mean(batches)),
+            "parts": {part: round(spent, 4) for part, spent in parts.items()},
             **({"unsupported_text": untyped} if untyped else {}),
+            **({"screens": kept} if kept else {}),
             **extra,
         },
     )
+
+
+def small_jpeg(image: np.ndarray) -> str:
+    """A screenshot uint8 [H, W, 3] as a small JPEG, 240 to 479 pixels wide, in base64: for report.html."""
+    picture, file = Image.fromarray(image), io.BytesIO()
+    picture.reduce(max(1, picture.width // 240)).save(file, "JPEG", quality=40)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def worker(

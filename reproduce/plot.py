@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "reproduce")]
 
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
-from report import read_metrics  # noqa: E402
+from run_data import read_metrics  # noqa: E402
 
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
 SUCCESS, FULL = "charts/success_rate", 200  # training success, and the episodes that it is the mean of

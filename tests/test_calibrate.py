@@ -8,7 +8,7 @@ from PIL import Image
 
 from calibrate import ALIKE, Sample, by_rule, main, make_sim_folder, measure, parse_judge, read_samples, table
 from evaluator import Verdict
-from report import wilson_interval
+from run_data import wilson_interval
 from run_folder import UsageError
 from sim.judge_server import JudgeServer
 from tasks import parse_task

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from args import Args
-from report import wilson_interval
+from run_data import wilson_interval
 from tasks import app_of, load_tasks, novelty, overlap
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,6 @@ import pytest
 
 import args as flags
 from evaluator import JudgeConfig
-from report import read_metrics, wilson_interval
 from results import (
     METRICS,
     append_metrics,
@@ -24,6 +23,7 @@ from results import (
     summarise,
     table,
 )
+from run_data import read_metrics, wilson_interval
 from tasks import parse_task
 
 WARMUP = [("alarm", True, False, 0), ("alarm", False, True, 0), ("maps", True, True, 1), ("maps", True, None, 2)]

@@ -1,0 +1,188 @@
+"""Evaluations: played on held-out tasks in their order, read off, written down; and one of a finished policy alone.
+
+    python run_distrl.py --eval runs/NAME --eval-tasks FILE --eval-episodes 128     # or --tasks FILE --episodes 128
+    python run_distrl.py --eval runs/NAME/checkpoints/00000120.pt                   # as it was then
+    python run_distrl.py --eval policy.safetensors                                  # or a folder: what --policy takes
+
+Each task is played with the likeliest actions and with sampled ones. A run's own flags (phones, judge, horizon, policy)
+hold, but for those given. The first N lines of the file are taken in order, from the start again where it is shorter;
+how many of them the run was trained on is printed, and refused without --allow-overlap. It writes a folder like a
+run's: `results.json`, the journal with every screen, `report.html`.
+
+`run` is an `Experiment` of run_distrl.py everywhere here.
+
+Departs from the authors' code: there, tasks are drawn at random, the test list may lie within the training list, and
+the evaluation is another program than the training.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from recorded import feed
+from run_folder import UsageError, load_checkpoint, write_args
+from tasks import overlap
+
+
+def play(run, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
+    """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
+    run.schedule.rest()
+    run.evaluations[split] = []
+    modes *= run.args.tasks.eval_repeats
+    wanted = run.schedule.evaluate(run.eval_tasks, split, modes, run.args.run.seed)
+    shown = time.monotonic()
+    while len(run.evaluations[split]) < wanted and not run.judge_pauses():
+        if not run.receive(timeout=0.2 if not run.args.run.serial else 0.0) and run.args.run.serial:
+            run.pool.pump()
+        if time.monotonic() - shown > 20:
+            shown = time.monotonic()
+            print(f"  {split}: {len(run.evaluations[split])}/{wanted} episodes", flush=True)
+    if complete(run, split):
+        track(run, split)
+
+
+def complete(run, split: str) -> bool:
+    """Is this evaluation over?"""
+    return len(run.evaluations.get(split, ())) == 2 * len(run.eval_tasks) * run.args.tasks.eval_repeats
+
+
+def on_the_way(run) -> dict[str, float]:
+    """The metrics of a small evaluation that has ended in the midst of training; each is told once."""
+    from results import rate
+
+    ended = [name for name, rows in run.evaluations.items()
+             if name.startswith("after") and len(rows) >= min(64, len(run.eval_tasks))]  # fmt: skip
+    if not ended:
+        return {}
+    found = rate(run.evaluations[ended[0]])
+    shown = "-" if found["success_rate"] is None else f"{found['success_rate']:.2f}"
+    print(f"  held-out tasks, greedy, {ended[0]} trajectories: {shown} (n {found['n']})")
+    track(run, ended[0], rates=False)  # they are in metrics.csv, and from there in the tracker
+    del run.evaluations[ended[0]]
+    return {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
+
+
+def phases(run, phones) -> None:
+    """Evaluate the warm start, learn from what was recorded, train, evaluate again; with --eval, only the last."""
+    number, latency = len(run.eval_tasks), run.args.phones.latency
+
+    def quickly(split: str) -> None:
+        # Less latency for less waiting; slow loads shrink with it, dialogs and failed loads stay.
+        phones.set_latency(min(latency, 0.2))
+        play(run, split)
+        phones.set_latency(latency)
+
+    if run.args.run.eval:
+        print(f"Evaluating {run.args.run.eval} on {number} tasks, greedy and sampled ...", flush=True)
+        return quickly("final")
+    if not complete(run, "warmup"):
+        print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
+        quickly("warmup")
+        run.save()
+    if run.recording and not run.stopping:
+        feed(run)
+        run.save()
+    if not run.stopping:
+        print("Training ...", flush=True)
+        run.train()
+        run.save()
+    if not run.stopping:
+        run.publish()
+        print("Evaluating the trained policy ...", flush=True)
+        quickly("final")
+
+
+def results(run) -> dict:
+    """What results.json holds."""
+    from journal import Journal
+    from results import breakdown, evaluation_card, summarise, task_hash, versions
+
+    args, tasks = run.args, run.args.tasks
+    evaluated = run.evaluations.get("warmup", []), run.evaluations.get("final", [])
+    sets = run.train_tasks, run.eval_tasks
+    with Journal(run.journal_path, readonly=True) as journal:
+        played = [(row.family, False, row.success, -1) for row in journal.rows("train") if row.success is not None]
+    found = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
+        "trajectories": run.trajectories, "updates": run.learner.updates,
+        "wall_seconds": round(run.wall_seconds, 1), "train_seconds": round(run.train_seconds, 1),
+        "task_set": {
+            "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
+            "eval_sha256": task_hash(run.eval_tasks), "overlap": overlap(run.train_tasks, run.eval_tasks),
+            "eval_different": len(set(run.eval_tasks)),
+        },
+        "judge": run.judge.name, "judge_votes": run.judge.votes, "judge_unknown": run.unknown,
+        "judge_calls": run.ledger.summary() if run.ledger else None, "trivial_success": run.trivial,
+        "seed": args.run.seed, "phones": run.phones, "algo": args.algorithm.algo, "stale": run.stale,
+        "worker_restarts": run.pool.restarts, "phone_restarts": run.pool.phone_restarts,
+        "unsupported_text": run.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+        "card": evaluation_card(args, run.judge, *sets, evaluated[1], run.policy),
+    }  # fmt: skip
+    if run.recording:
+        found["recorded"] = run.recording.summary()
+    if args.run.eval:
+        found["evaluated"] = str(args.run.eval)
+    return found
+
+
+def track(run, split: str, rates: bool = True) -> None:
+    """To the tracker: the success rate (greedy), and a success and a failure as GIFs, also in the folder `videos`."""
+    if not run.tracker:
+        return
+    import wandb
+
+    from report_trajectories import gif
+    from results import rate
+    from run_data import read_run
+
+    greedy = rate([row for row in run.evaluations[split] if row[1]])
+    told: dict = {"eval/success_rate": greedy["success_rate"], "eval/n": greedy["n"]} if rates else {}
+    told = {name: value for name, value in told.items() if value is not None}
+    found = read_run(run.folder)
+    for outcome, success in (("success", True), ("failure", False)):
+        entry = next((e for e in reversed(found.entries) if e.split == split and e.success is success), None)
+        if entry:
+            path = run.folder / "videos" / f"{split.replace(' ', '-')}-{outcome}.gif"
+            path.parent.mkdir(exist_ok=True)
+            try:
+                gif(found, entry.id, path)
+            except ValueError:  # begun by a session that did not track, so without screens
+                continue
+            told[f"videos/{outcome}"] = wandb.Video(str(path), caption=f"{split}: {entry.instruction}", format="gif")
+    run.tracker.log(told, step=run.trajectories)
+
+
+# ---------------------------------------------------------------------- --eval
+
+
+def folder_of(path: Path | None) -> Path | None:
+    """The run that --eval names: its folder, its policy.safetensors, one of its checkpoints. None: another policy."""
+    for folder in (path, path.parent, path.parent.parent) if path else ():
+        if (folder / "config.json").is_file() and (folder / "journal.sqlite").is_file():
+            return folder
+    return None
+
+
+def take_policy(args, folder: Path) -> None:
+    """Into `folder`, and into the flags: the policy that is to be evaluated. UsageError: it cannot be read."""
+    import torch
+
+    from loaders import load_policy
+
+    path, run = args.run.eval, folder_of(args.run.eval)
+    if not run:
+        return  # --policy names it
+    if path == run and (run / "policy.safetensors").is_file():
+        path = run / "policy.safetensors"
+    if path.suffix != ".safetensors":
+        policy, _ = load_policy(args)
+        try:
+            state = load_checkpoint(run) if path == run else torch.load(path, weights_only=True)
+            policy.load_state_dict(state["learner"]["policy"])
+        except Exception as error:  # torch's reader raises of every kind
+            why = "it has neither policy.safetensors nor a checkpoint" if path == run else str(error).splitlines()[0]
+            raise UsageError(f"--eval {path}: no checkpoint of a run ({why})") from error
+        path = folder / "policy.safetensors"
+        policy.save(path)
+    args.policy.policy, args.policy.lora, args.policy.init_fusion = path.absolute(), 0, False
+    write_args(folder, args)
