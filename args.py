@@ -6,23 +6,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from evaluation import folder_of
 from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
+from policy_check import check_policy
 from recorded import alone
 from run_folder import UsageError, check_range, make_folder, read_args
-from screen_features import FEATURE_DIM, check_feature_dim
 from tasks import Task, generate_tasks, load_tasks, overlap
 
 SHOW_ALL = "--help-all"
@@ -81,6 +78,10 @@ class PhoneArgs:
     """launch an Android emulator of this AVD for each worker, and end them afterwards"""
     reset: Literal["home", "snapshot"] = "home"
     """before an episode: stop and clear the apps used (on a real phone: stop), or load the emulator's snapshot"""
+    ray_address: Expert[str | None] = None
+    """spread the workers over this Ray cluster, auto: the one that this machine is in; each node uses its own phones"""
+    workers_per_node: Expert[int] = 8
+    """with --ray-address: workers, and phones at most, on each node of the cluster; takes --num-workers' place"""
     allow_offline: Expert[bool] = False
     """train on tasks of the web although a phone says that it has no network"""
     check: bool = False
@@ -126,6 +127,10 @@ class PolicyArgs:
     """fp32, or bf16: weights stay float32 in the learner, all matrix products are in bf16 (fp16 overflows in T5)"""
     lora: int = 0
     """rank of LoRA adapters on q, k, v, o (alpha twice that; needs peft), all that is trained and published; 0: off"""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N: where the learner computes, and the policy server; under torchrun, cuda: a GPU each"""
+    server_device: Expert[str] = ""
+    """where the policy server computes, when not where the learner does"""
     screen_features: Expert[str] = "thumbnail"
     """thumbnail, or a local folder of BLIP-2 (opt-2.7b): its vision feature, as Auto-UI needs it"""
     critic_encoder: Expert[Path | None] = None
@@ -268,7 +273,7 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     if not args.run.resume:  # else it was, with the defaults of then
         check_phones(args.phones)
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
-    check_range(flags, "num_workers eval_episodes horizon publish_every batch_trajectories", 1)
+    check_range(flags, "num_workers workers_per_node eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
     check_range(flags, "keep_screens", 0, 1)
@@ -304,20 +309,6 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     return train, test, make_folder(args.run.runs_dir, name, args)
 
 
-def check_transformers() -> None:
-    """Refuses releases beyond requirements.txt: they may lay T5 out otherwise, or compute other numbers in silence."""
-    requirements = Path(__file__).with_name("requirements.txt").read_text()
-    low, high = re.search(r"^transformers>=([\d.]+),<([\d.]+)$", requirements, re.M).groups()
-    try:
-        found = version("transformers")
-    except PackageNotFoundError:
-        found = "none"
-    oldest, ours, next_one = (tuple(map(int, re.findall(r"\d+", v)[:3])) for v in (low, found, high))
-    if not oldest <= ours < next_one:
-        install = f"pip install 'transformers>={low},<{high}'"
-        raise UsageError(f"transformers {found} is installed, {low} up to below {high} is supported: {install}")
-
-
 def check_baseline(algorithm: AlgorithmArgs) -> None:
     """Refuses flags of A-RIDE that a baseline would not look at."""
     from baselines import UNUSED  # here, as it needs torch
@@ -325,51 +316,6 @@ def check_baseline(algorithm: AlgorithmArgs) -> None:
     for name in UNUSED[algorithm.algo].split():
         if getattr(algorithm, name) != getattr(AlgorithmArgs, name):
             raise UsageError(f"--{name.replace('_', '-')}: --algo {algorithm.algo} does not use it: leave it out")
-
-
-def check_policy(args: PolicyArgs) -> None:
-    """What of the policy's flags can be refused without loading a network."""
-    check_transformers()
-    if args.policy and not args.policy.exists():
-        raise UsageError(f"--policy {args.policy}: no such file or folder")
-    if args.precision not in ("fp32", "bf16"):
-        why = " (T5's feed-forward overflows in fp16: 66246 > 65504)" if args.precision == "fp16" else ""
-        raise UsageError(f"--precision {args.precision}: use bf16 or fp32{why}")
-    if args.lora and not (find_spec("peft") and find_spec("accelerate")):
-        raise UsageError(f"--lora {args.lora} needs peft: pip install peft")
-    if args.lora and args.init_fusion:
-        raise UsageError("--lora with --init-fusion: fresh image layers must be trained, and LoRA does not: choose one")
-    if args.init_fusion and not args.policy:
-        raise UsageError("--init-fusion needs --policy: the folder of a plain T5")
-    if args.screen_features != "thumbnail":
-        folder = Path(args.screen_features)
-        if not args.policy:
-            raise UsageError("--screen-features needs --policy: the shipped warm start knows thumbnails only")
-        config = read_model_config("--screen-features", folder)
-        vision = config.get("vision_config") or config
-        if config.get("model_type") not in ("blip-2", "blip_2_vision_model") or not isinstance(vision, dict):
-            raise UsageError(f"--screen-features {folder}: not BLIP-2 but {config.get('model_type')!r}: use opt-2.7b's")
-        try:
-            check_feature_dim(vision.get("hidden_size", FEATURE_DIM), folder)
-        except ValueError as error:
-            raise UsageError(f"--screen-features: {error}") from error
-        args.screen_features = str(folder.absolute())  # as --resume may run elsewhere
-    if args.critic_encoder:
-        kind = read_model_config("--critic-encoder", args.critic_encoder).get("model_type")
-        if kind != "roberta":
-            raise UsageError(f"--critic-encoder {args.critic_encoder}: not a RoBERTa but {kind!r}")
-
-
-def read_model_config(flag: str, folder: Path) -> dict:
-    """config.json of a network's folder."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"{flag} {folder}: its config.json cannot be read ({why}): give a network's folder") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{flag} {folder}: its config.json is not one of a network: give a network's folder")
-    return config
 
 
 def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:

@@ -252,19 +252,21 @@ def advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, targets:
 
 @torch.no_grad()
 def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, negative_scale: float = 1.0,
-                         eps: float = 1e-4) -> Tensor:
+                         eps: float = 1e-4, mean_square: Tensor | None = None) -> Tensor:
     """Divide by the batch's deviation about 0, clip to +-clip, scale negatives by `negative_scale`; [B, T].
 
     Not centred, so that the sign of A, and with it what is reinforced, stays; hence the deviation is about 0
     too (root mean square), which is also right for a single step. Damped negatives (0.3, say) keep a policy
-    near its start: pushing probability away from an action says nothing about where to.
+    near its start: pushing probability away from an action says nothing about where to. `mean_square`: that of a larger
+    batch of which this is a share, instead of this one's.
     """
     _check(mask, advantage=advantage)
     advantage = _accurate(advantage)
     valid = advantage[mask]
     if not math.isfinite(valid.sum()):
         _refuse(mask, advantage=advantage)
-    scaled = (advantage / (valid.square().mean().sqrt() + eps)).clamp(-clip, clip)
+    mean_square = valid.square().mean() if mean_square is None else mean_square
+    scaled = (advantage / (mean_square.sqrt() + eps)).clamp(-clip, clip)
     return torch.where(scaled < 0, negative_scale * scaled, scaled).masked_fill(~mask, 0.0)
 
 

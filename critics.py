@@ -61,6 +61,12 @@ class RobertaText:
         self.dim, self.longest = config.hidden_size, config.max_position_embeddings - config.pad_token_id - 1
         self._cache: dict[str, Tensor] = {}
 
+    def to(self, device) -> RobertaText:
+        """Compute there."""
+        self.model.to(device)
+        self._cache.clear()
+        return self
+
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str]) -> Tensor:
         """float32 [N, dim]; prompts beyond RoBERTa's length lose their beginning."""
@@ -71,7 +77,7 @@ class RobertaText:
             rows = new[start : start + 16]
             tokens = self.tokenizer(
                 rows, return_tensors="pt", padding=True, truncation=True, max_length=self.longest
-            )
+            ).to(self.model.device)
             states = self.model(tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
             real = tokens.attention_mask[..., None]
             self._cache |= zip(rows, ((states * real).sum(1) / real.sum(1)).unbind(), strict=True)

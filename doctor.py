@@ -20,8 +20,9 @@ from pathlib import Path
 import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
-from args import Args, check_phones, check_policy, judge_config
+from args import Args, check_phones, judge_config
 from judge_check import ask_judge
+from policy_check import check_policy
 from run_folder import KEPT, LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {

@@ -37,6 +37,7 @@ import aride
 import baselines
 import lora
 from critics import StepCritic, TrajectoryCritic, last_two_screens
+from devices import put
 from policy import AutoUIPolicy
 from replay import PrioritizedReplay, Trajectory, pad_batch
 
@@ -76,6 +77,17 @@ class Learner:
         # Of each trajectory since this was emptied: (update, V [T] or None, advantages [T]) of the last that drew it.
         self.learnt: dict[int, tuple[int, list[float] | None, list[float]]] = {}
         self._in_a_row = {self.policy_optimizer: 0, self.critic_optimizer: 0}
+        self.team = None  # data_parallel.Team: other processes that learn with this one
+
+    def to(self, device: torch.device) -> None:
+        """Compute there from now on. Parameters stay the same objects, and optimisers keep their moments."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        encoder = self.critic.encoder
+        for module in (self.policy, self.critic, self.trajectory_critic, *([encoder] if encoder else [])):
+            module.to(device)
+        for optimizer in (self.policy_optimizer, self.critic_optimizer):
+            optimizer.load_state_dict(optimizer.state_dict())
 
     def add(self, trajectory: Trajectory, id: int) -> None:
         """Give a judged trajectory to the replay, at the highest priority in use."""
@@ -97,9 +109,12 @@ class Learner:
     def update(self) -> dict[str, float]:
         """One update of the critics and, once they are warm, of the policy. Returns the metrics of this update."""
         config, metrics = self.config, {}
+        if self.team and not self.team.rank:
+            self.team.begin(self.progress)
         if self.critic_steps < self.critic_warmup:
             self.critic_steps += 1
-            return self._update_critics(self._batch())
+            batch = self._batch()
+            return self._joint(self._update_critics(batch), batch)
         for group in self.policy_optimizer.param_groups:  # up, as Adam's first steps are large, then down to 0
             group["lr"] = config.learning_rate * min((self.updates + 1) / 80, max(0.0, 1 - self.progress))
         for _ in range(self.critic_updates):
@@ -109,35 +124,56 @@ class Learner:
             batch = self._batch(top=self.top)
         metrics |= self._update_policy(batch)
         self.updates += 1
-        if config.algo == "aride" and self.updates % self.REFRESH_EVERY == 0:
+        if config.algo == "aride" and self.updates % self.REFRESH_EVERY == 0 and len(self.replay):
             self._refresh_priorities()
-        return metrics
+        return self._joint(metrics, batch)
+
+    def _joint(self, metrics: dict[str, float], batch: dict) -> dict[str, float]:
+        if not self.team:
+            return metrics
+        return self.team.merge(metrics, int(batch["mask"].sum()), len(batch["trajectories"]))
 
     # ------------------------------------------------------------------ parts of an update
 
     def _batch(self, trajectories: list[Trajectory] | None = None, ids=None, top: float | None = None) -> dict:
         """Tensors of sampled (or given) trajectories: [B, T] padded ones, and flat lists over the N valid steps."""
+        shares = {}
         if trajectories is None:
-            if top and self.critic_updates:  # else all have the same V_traj, and R alone ranks them
-                self._label_trajectories()
-            uniform = self.config.algo != "aride"  # DPER is A-RIDE's
-            ids, trajectories, _ = self.replay.sample(self.config.batch_trajectories, uniform=uniform, top=top)
-        batch = {name: torch.from_numpy(array) for name, array in pad_batch(trajectories).items()}
+            ids, trajectories, shares = self._drawn(top)
+        device = self.policy.device
+        batch = {name: put(array, device) for name, array in pad_batch(trajectories).items()} | shares
         batch["ids"], batch["trajectories"] = ids, trajectories
         batch["prompts"] = [p for t in trajectories for p in t.prompts[:-1]]  # N
         batch["token_ids"] = [ids for t in trajectories for ids in t.token_ids]  # N
         batch["features"] = np.concatenate([t.features[:-1] for t in trajectories]).astype(np.float32)  # [N, 1408]
         screens = np.concatenate([last_two_screens(t.features) for t in trajectories]).astype(np.float32)
-        batch["screens"] = torch.from_numpy(screens)  # [N+B, 2, 1408]
+        batch["screens"] = put(screens, device)  # [N+B, 2, 1408]
         batch["all_prompts"] = [p for t in trajectories for p in t.prompts]  # N + B
         lengths = [len(t.prompts) for t in trajectories]
-        batch["is_state"] = torch.cat([torch.arange(n) < n - 1 for n in lengths])  # [N+B]: has an action
-        batch["is_next"] = torch.cat([torch.arange(n) > 0 for n in lengths])  # [N+B]: follows an action
+        batch["is_state"] = put(np.concatenate([np.arange(n) < n - 1 for n in lengths]), device)  # [N+B]: has an action
+        batch["is_next"] = put(np.concatenate([np.arange(n) > 0 for n in lengths]), device)  # [N+B]: follows an action
         return batch
+
+    def _drawn(self, top: float | None) -> tuple:
+        """(ids, trajectories, facts) of a batch from the replay. In a team: of this process's share of it."""
+        ids = trajectories = None
+        if not (self.team and self.team.rank):
+            if top and self.critic_updates:  # else all have the same V_traj, and R alone ranks them
+                self._label_trajectories()
+            uniform = self.config.algo != "aride"  # DPER is A-RIDE's
+            ids, trajectories, _ = self.replay.sample(self.config.batch_trajectories, uniform=uniform, top=top)
+        if not self.team:
+            return ids, trajectories, {}
+        mine, hand, of_steps, of_trajectories = self.team.deal(ids, trajectories)
+        facts = {"of_steps": of_steps, "of_trajectories": of_trajectories, "drawn": mine if ids is None else ids}
+        return mine, hand, facts
+
+    def _everywhere(self, flag: bool) -> bool:
+        return self.team.all(flag) if self.team else flag
 
     def _scatter(self, flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """[N] over the valid steps -> [B, T], zero elsewhere."""
-        padded = torch.zeros(mask.shape, dtype=flat.dtype)
+        padded = torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device)
         padded[mask] = flat
         return padded
 
@@ -199,17 +235,18 @@ class Learner:
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
         logits, values = self._values(batch)
-        if not logits.isfinite().all():
+        if not self._everywhere(bool(logits.isfinite().all())):
             return self._skip(self.critic_optimizer, "the critic's output", batch)
         targets, soft = self._labels(batch, values)
-        step_logits = torch.zeros(*mask.shape, 2)
+        step_logits = torch.zeros(*mask.shape, 2, device=mask.device)
         step_logits[mask] = logits[batch["is_state"]]
         value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=soft)
         trajectories = batch["trajectories"]
-        outcomes = torch.tensor([float(bool(t.success)) for t in trajectories])
+        outcomes = torch.tensor([float(bool(t.success)) for t in trajectories], device=mask.device)
         trajectory_logits = self._trajectory_logits(trajectories)
         trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
-        self._step(self.critic_optimizer, value_loss + trajectory_loss, batch)
+        shares = batch.get("of_steps", 1.0), batch.get("of_trajectories", 1.0)
+        self._step(self.critic_optimizer, shares[0] * value_loss + shares[1] * trajectory_loss, batch)
         losses = {"value_loss": value_loss, "trajectory_value_loss": trajectory_loss}
         return {f"losses/{name}": float(loss.detach()) for name, loss in losses.items()}
 
@@ -221,13 +258,16 @@ class Learner:
         log_rho = (logprob - batch["behavior_logprob"]).detach()
         with torch.no_grad():
             _, values = self._values(batch)
-            if not (logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()):
+            finite = logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()
+            if not self._everywhere(bool(finite)):
                 return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value", batch)
             targets, advantages = self._targets(batch, log_rho, values)
             if config.algo == "aride":
+                square = self.team.mean(advantages[mask].square(), batch["of_steps"]) if self.team else None
                 advantages = aride.normalise_advantages(
-                    advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale
-                )
+                    advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale,
+                    mean_square=square,
+                )  # fmt: skip
             advantages = advantages.masked_fill(batch["invalid"], 0.0)
             self._note(batch, values, advantages)
         actor_loss = {
@@ -239,7 +279,7 @@ class Learner:
             invalid=batch["invalid"], mask=mask, rho_clip=config.rho_clip, entropy_coef=config.entropy_coef,
             invalid_coef=config.invalid_coef, ratio_trust=config.ratio_trust or None,
         )  # fmt: skip
-        norm = self._step(self.policy_optimizer, loss, batch)
+        norm = self._step(self.policy_optimizer, batch.get("of_steps", 1.0) * loss, batch)
         if config.algo == "aride":
             self._set_priorities(batch, log_rho, entropy.detach(), targets, values)
         losses = ("policy_loss", "entropy", "invalid_penalty")
@@ -258,6 +298,9 @@ class Learner:
         parameters = optimizer.param_groups[0]["params"]
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.team:
+            loss = loss.detach().clone()
+            self.team.sum([*(p.grad for p in parameters if p.grad is not None), loss])
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.MAX_GRAD_NORM))
         if np.isfinite(norm) and torch.isfinite(loss):
             optimizer.step()
@@ -272,7 +315,7 @@ class Learner:
         self._in_a_row[optimizer] += 1
         if self._in_a_row[optimizer] >= 3:
             whose = "the policy" if optimizer is self.policy_optimizer else "the critics"
-            ids = ", ".join(map(str, sorted(set(map(int, batch["ids"])))))
+            ids = ", ".join(map(str, sorted(set(map(int, batch.get("drawn", batch["ids"]))))))
             raise FloatingPointError(f"{whose}: {what} was not finite three times in a row: lower --learning-rate"
                                      f" (the last time on trajectories {ids} of the journal)")  # fmt: skip
         return {}
@@ -286,7 +329,13 @@ class Learner:
             td_error=td_error, rho=rho, entropy=entropy, mask=mask, w_td=w1, w_rho=w2, w_entropy=w3,
             rho_clip=10.0,  # the mean of unclipped ratios belongs to one stale step
         )  # fmt: skip
-        self.replay.update_priorities(batch["ids"], priorities.numpy())
+        ids, priorities = batch["ids"], priorities.cpu().numpy()
+        if "drawn" in batch:
+            found = self.team.gather((ids, priorities))
+            if not found:
+                return
+            ids, priorities = (np.concatenate(column) for column in zip(*found, strict=True))
+        self.replay.update_priorities(ids, priorities)
 
     @torch.no_grad()
     def _label_trajectories(self) -> None:
@@ -294,7 +343,7 @@ class Learner:
         priorities = self.replay.state_dict()["priorities"]  # they stay
         ids, trajectories = self.replay.get(self.replay.ids)
         values = torch.sigmoid(self._trajectory_logits(trajectories)).nan_to_num(0.5)
-        self.replay.update_priorities(ids, priorities, values=values.numpy())
+        self.replay.update_priorities(ids, priorities, values=values.cpu().numpy())
 
     @torch.no_grad()
     def _refresh_priorities(self) -> None:
@@ -320,14 +369,17 @@ class Learner:
 
     def state_dict(self) -> dict:
         """All that another process needs to go on, but for the trajectories, which the journal has."""
+        vocabulary = self.policy.codec.fingerprint()
+        return self.networks() | {"vocabulary": vocabulary, "replay": self.replay.state_dict()}
+
+    def networks(self) -> dict:
+        """The part of it that all processes of a team have alike."""
         return {
             "policy": self.policy.state_dict(),
-            "vocabulary": self.policy.codec.fingerprint(),
             "critic": self.critic.state_dict(),
             "trajectory_critic": self.trajectory_critic.state_dict(),
             "policy_optimizer": self.policy_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
-            "replay": self.replay.state_dict(),
             "counters": {name: getattr(self, name) for name in ("critic_steps", "updates", "seen", "skipped")},
             "skipped_in_a_row": list(self._in_a_row.values()),
         }
@@ -345,12 +397,16 @@ class Learner:
             what = f"{len(changed)} tensors differ: {', '.join(changed[:3])}"
             raise ValueError(f"--policy has other weights than the run began with ({what}), and its adapters belong to "
                              "the old ones: put the old file back")  # fmt: skip
+        self.load_networks(state)
+        self.replay.load_state_dict(state["replay"], fetch)
+
+    def load_networks(self, state: dict) -> None:
+        """Inverse of `networks`."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.trajectory_critic.load_state_dict(state["trajectory_critic"])
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self.replay.load_state_dict(state["replay"], fetch)
         self._in_a_row = dict(zip(self._in_a_row, state.get("skipped_in_a_row", (0, 0)), strict=True))
         for name, value in state["counters"].items():
             setattr(self, name, value)

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from devices import host_like
+
 PROJECTIONS = ("q", "k", "v", "o")
 SCALE = 2.0  # alpha / r
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -78,7 +80,8 @@ def changed_base(policy, saved: dict[str, Tensor]) -> list[str]:
 class Receiver:
     """An actor's policy and the float32 arrays that shared memory is read into; `apply` brings them into the network.
 
-    precision "bf16": the network is rounded from float32 at each update, so that small steps are not lost.
+    precision "bf16": the network is rounded from float32 at each update, so that small steps are not lost. For a policy
+    on a GPU the arrays are pinned, on the way there.
     """
 
     def __init__(self, policy, precision: str = "fp32", rank: int = 0):
@@ -87,11 +90,11 @@ class Receiver:
         if rank:
             for _, module in _adapted(policy.network):
                 (rows, columns), base = module.weight.shape, module.weight.detach().clone()
-                a, b = torch.zeros(rank, columns), torch.zeros(rows, rank)
+                a, b = (host_like(torch.empty(*s, device=base.device)).zero_() for s in ((rank, columns), (rows, rank)))
                 self._low_rank.append((module.weight, base, a, b))
             arrays = [x for _, _, a, b in self._low_rank for x in (a, b)]
-        elif precision == "bf16":
-            self._rounded = [(p, p.detach().clone()) for p in policy.parameters()]
+        elif precision == "bf16" or policy.device.type != "cpu":
+            self._rounded = [(p, host_like(p).copy_(p.detach())) for p in policy.parameters()]
             arrays = [copy for _, copy in self._rounded]
         else:
             arrays = [p.detach() for p in policy.parameters()]
@@ -102,6 +105,6 @@ class Receiver:
     def apply(self) -> None:
         """Call it when `arrays` hold a newer version."""
         for p, base, a, b in self._low_rank:
-            p.copy_(torch.addmm(base, b, a, alpha=SCALE))
+            p.copy_(torch.addmm(base, b.to(base.device), a.to(base.device), alpha=SCALE))
         for p, copy in self._rounded:
             p.copy_(copy)

@@ -54,6 +54,7 @@ class Source:
     addresses: list[PhoneAddress]
     set_latency: Callable[[float], None]  # of simulated phones; nothing on others
     restart: Callable[[PhoneAddress], None]  # after outages in a row; returns at once
+    cluster: object = None  # ray_pool.Cluster, whose nodes have the phones
 
 
 def phone_source(phones: PhoneArgs, *, seed: int = 0, families: Collection[str] = ()):

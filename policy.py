@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 import lora
 from autoui import FEATURE_DIM, AutoUINetwork, initialize
 from checkpoints import PICKLED, add_image_layers, read_published
+from devices import HostCopy, put
 from lora import PRECISIONS
 from tokenizer import Codec, build_tokenizer
 
@@ -95,6 +96,7 @@ class AutoUIPolicy(nn.Module):
         self.autocast = False  # computes in bf16, keeps float32 weights: the learner's way of --precision bf16
         self.fresh_images = False  # image layers that --init-fusion has just made
         self.screens = "thumbnail"  # what its features are made by: "thumbnail" or "blip2"
+        self._host: HostCopy | None = None
         self.notes: list[str] = []  # what the user should know of the file that it was loaded from
 
     @classmethod
@@ -248,10 +250,10 @@ class AutoUIPolicy(nn.Module):
         mask = np.arange(lengths.max(initial=1)) < lengths[:, None]
         ids = np.zeros(mask.shape, np.int64)
         ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
+        return put(ids, self.device), put(mask.astype(np.int64), self.device)
 
     def _features(self, features, rows: int) -> Tensor:
-        features = torch.as_tensor(features, dtype=torch.float32, device=self.device)
+        features = put(torch.as_tensor(features, dtype=torch.float32), self.device)
         if features.shape != (rows, FEATURE_DIM):
             raise ValueError(
                 f"features have shape {tuple(features.shape)}, expected ({rows}, {FEATURE_DIM}): one for "
@@ -264,8 +266,11 @@ class AutoUIPolicy(nn.Module):
         return lora.merged(self.network)
 
     def published(self) -> list[np.ndarray]:
-        """float32 views of what actors must be given after an update, for `lora.Receiver` there."""
-        return [p.detach().numpy() for p in lora.adapters(self.network) or self.parameters()]
+        """float32 arrays of what actors must be given after an update, for `lora.Receiver` there: views, of weights on
+        a GPU pinned copies."""
+        if self._host is None or self.device.type == "cpu" or self._host.device != self.device:
+            self._host = HostCopy(lora.adapters(self.network) or self.parameters())
+        return self._host.arrays()
 
     def save(self, path: str | Path) -> None:
         """One .safetensors file with weights, config and tokenizer (its metadata); replaced atomically."""

@@ -8,6 +8,8 @@
     python run_distrl.py --sync                           # the baseline: all workers finish a round, then it learns
     python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
     python run_distrl.py --eval runs/NAME                 # its policy alone, on --eval-tasks FILE; or a checkpoint's
+    torchrun --nproc-per-node 2 run_distrl.py             # several learners (data_parallel.py); --device cuda
+    python run_distrl.py --ray-address auto               # workers on all nodes of a Ray cluster (ray_pool.py)
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are
 written to the journal first (journal.py), then enter the learner's replay (learner.py, replay.py, aride.py). It
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import queue
 import shutil
 import sys
@@ -417,11 +420,16 @@ def share(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.2f}"
 
 
-def run(args: Args) -> int:
-    """The whole run. Returns the exit code."""
+def run(args: Args, team=None) -> int:
+    """The whole run; `team`: the other processes that learn with this one. Returns the exit code."""
+    if team:
+        team.check(args)
     train_tasks, eval_tasks, folder = prepare(args)
     try:
-        return run_in(folder, args, train_tasks, eval_tasks)
+        code = run_in(folder, args, train_tasks, eval_tasks, team)
+        if team:
+            team.close()
+        return code
     except UsageError:  # refused before anything was started: leave no empty folder behind
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
@@ -430,14 +438,13 @@ def run(args: Args) -> int:
         raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
 
 
-def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task]) -> int:
+def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task], team=None) -> int:
     """The run in its folder, new or to be resumed. Returns the exit code."""
     from safetensors import SafetensorError
 
-    from actor_pool import ActorPool, SerialPool
-    from phone_source import phone_source
+    from devices import own_device
+    from pools import make_pool, patience, phones_of
     from results import start_tracking, table
-    from shared_weights import SharedWeights
 
     if args.run.eval and not args.run.resume:
         evaluation.take_policy(args, folder)
@@ -456,11 +463,15 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UsageError(f"--resume {folder}: {error}") from error
 
+    device = own_device(args.policy.device)
+    if team:
+        team.join(experiment.learner, device)
     if alone(args):
+        experiment.learner.to(device)
         return learn_alone(experiment)
     judging = start_judge(args, folder)
     families = {task.family for task in (*train_tasks, *eval_tasks)}
-    with phone_source(args.phones, seed=args.run.seed, families=families) as phones:
+    with phones_of(args, families) as phones:
         pairs = overlap(train_tasks, eval_tasks)
         number, kinds = len(set(train_tasks)), len({task.family for task in train_tasks})
         print(
@@ -469,30 +480,9 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             f"({pairs['exact']} in training, {pairs['template']} by template).\n"
             f"  {judging}; episodes of {args.tasks.horizon or '15, Web Shopping 20'} steps at most\n  folder {folder}"
         )
-        addresses = phones.addresses
         experiment.phones = "simulated" if args.phones.simulated else phones.what
-        env_options = {"horizon": args.tasks.horizon}
-        patience = 900.0 if args.policy.policy else 120.0  # s: a large network takes minutes for a full batch
-        if args.run.serial:
-            pool = SerialPool(
-                addresses[0], policy, next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                env_options=env_options, judge=experiment.judge, see=see, journaled=experiment.from_journal,
-            )  # fmt: skip
-        else:
-            del see  # the policy server has its own
-            blip2 = None if args.policy.screen_features == "thumbnail" else args.policy.screen_features
-            size = sum(array.size for array in policy.published())
-            pool = ActorPool(
-                addresses, policy_path, lambda context: SharedWeights(context, size),
-                next_episode=experiment.schedule.next, on_trajectory=experiment.on_trajectory,
-                on_lost=experiment.on_lost, restart_phone=phones.restart, env_options=env_options,
-                judge=experiment.judge, seed=args.run.seed, worker_timeout=patience,
-                ahead=1 if args.run.sync else 2,
-                server_options=dict(
-                    init_fusion=args.policy.init_fusion, precision=args.policy.precision, lora=args.policy.lora,
-                    blip2=blip2,
-                ),
-            )  # fmt: skip
+        pool = make_pool(experiment, phones, policy_path, see)
+        del see  # the policy server has its own
         experiment.pool = pool
         on_stop_signals(lambda: setattr(experiment, "stopping", True))
         if args.run.track:
@@ -501,10 +491,11 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         try:
             experiment.publish()
             try:
-                pool.start(timeout=patience, stopping=lambda: experiment.stopping)
+                pool.start(timeout=patience(args), stopping=lambda: experiment.stopping)
             except RuntimeError as error:
                 raise RunStopped(str(error)) from error
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
+            experiment.learner.to(device)  # not earlier: no process is started by one that has used a GPU
             evaluation.phases(experiment, phones)
         finally:
             pool.stop()
@@ -545,7 +536,12 @@ def main() -> int:
             from doctor import check
 
             return check(args)
-        return run(args)
+        if "WORLD_SIZE" not in os.environ:
+            return run(args)
+        from data_parallel import Team, follow  # torchrun started this process
+
+        team = Team.from_environment()
+        return follow(args, team) if team and team.rank else run(args, team)
     except (UsageError, RunStopped) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

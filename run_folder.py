@@ -126,7 +126,7 @@ def load_checkpoint(folder: Path) -> dict | None:
     damaged = []
     for path in sorted((folder / "checkpoints").glob("*.pt"), reverse=True):
         try:
-            state = torch.load(path, weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             damaged.append(f"{path.name} cannot be read ({why})")

@@ -72,6 +72,11 @@ class Blip2Features:
         self.model.float().eval()  # a folder saved in half precision loads in it
         self.size = config.image_size
 
+    def to(self, device) -> Blip2Features:
+        """Compute there."""
+        self.model.to(device)
+        return self
+
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """float32 [1408] of a screenshot uint8 [H, W, 3]."""
         return self.batch([image])[0]
@@ -88,8 +93,9 @@ class Blip2Features:
             picture = Image.fromarray(_checked(image)).resize((self.size, self.size), Image.Resampling.BICUBIC)
             row[:] = (np.asarray(picture, np.float32) / 255.0 - self.MEAN) / self.STD
         with torch.inference_mode():
-            pooled = self.model(torch.from_numpy(pixels).permute(0, 3, 1, 2)).pooler_output
-        return pooled.half().float().numpy()
+            images = torch.from_numpy(pixels).to(self.model.device)
+            pooled = self.model(images.permute(0, 3, 1, 2)).pooler_output
+        return pooled.half().float().cpu().numpy()
 
 
 def check_feature_dim(size: int, path: str | Path) -> None:

@@ -240,12 +240,12 @@ def worker(
 
 def policy_server(
     policy_path: Path, weights: SharedWeights, control: Connection, max_batch: int, seed: int,
-    init_fusion: bool = False, precision: str = "fp32", lora: int = 0, blip2: Path | None = None,
+    init_fusion: bool = False, precision: str = "fp32", lora: int = 0, blip2: Path | None = None, device: str = "cpu",
 ) -> None:  # fmt: skip
     """The policy server process: answers whatever is waiting in one batch, with the newest weights.
 
     The options must be the learner's: they say what `weights` holds (lora.py). blip2: folder of the vision encoder
-    that screenshots sent by workers are given to.
+    that screenshots sent by workers are given to. device: cpu, cuda, cuda:N.
     """
     _follow_parent("policy server")
     import torch
@@ -256,9 +256,9 @@ def policy_server(
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion)
+    policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion).to(device)
     receiver = Receiver(policy, precision, lora)
-    see = Blip2Features(blip2) if blip2 else None
+    see = Blip2Features(blip2).to(device) if blip2 else None
     generator = torch.Generator().manual_seed(seed)
     version, workers = 0, set()
     control.send("ready")

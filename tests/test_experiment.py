@@ -110,7 +110,7 @@ def test_F8_weights_of_another_size_are_refused(tmp_path):
 def with_adapters(tmp_path, monkeypatch):
     """A run with LoRA that has saved a checkpoint; base.safetensors is its --policy."""
     monkeypatch.setattr("lora.add_lora", adapters_by_hand)
-    monkeypatch.setattr("args.find_spec", lambda name: True)
+    monkeypatch.setattr("policy_check.find_spec", lambda name: True)
     small().save(tmp_path / "base.safetensors")
     args = Args()
     args.run.runs_dir, args.policy.policy, args.policy.lora = tmp_path, tmp_path / "base.safetensors", 2

@@ -13,9 +13,10 @@ from test_checkpoints import folder_of, plain_t5, trainer_file
 from test_critics import roberta  # noqa: F401  (a fixture)
 from test_screen_features import blip2
 
-from args import Args, check_transformers, prepare
+from args import Args, prepare
 from journal import Journal
 from loaders import load_policy, load_screen_features, load_text_encoder
+from policy_check import check_transformers
 from replay import Trajectory
 from run_folder import UsageError
 from screen_features import FEATURE_DIM
@@ -42,7 +43,7 @@ def vision(path: Path, hidden: int = FEATURE_DIM) -> Path:
 
 
 def test_each_flag_is_refused_with_its_value_and_a_remedy(tmp_path, monkeypatch, roberta):  # noqa: F811
-    monkeypatch.setattr("args.find_spec", lambda name: None)  # as if peft were not installed
+    monkeypatch.setattr("policy_check.find_spec", lambda name: None)  # as if peft were not installed
     policy, wrong = tmp_path / "t5", vision(tmp_path / "wrong", 16)
     policy.mkdir()
     plain_t5(policy)
@@ -64,7 +65,7 @@ def test_each_flag_is_refused_with_its_value_and_a_remedy(tmp_path, monkeypatch,
     for flags, message in cases:
         with pytest.raises(UsageError, match=message):
             prepare(args_of(tmp_path, **flags))
-    monkeypatch.setattr("args.find_spec", lambda name: True)
+    monkeypatch.setattr("policy_check.find_spec", lambda name: True)
     with pytest.raises(UsageError, match="--lora with --init-fusion"):
         prepare(args_of(tmp_path, policy=policy, lora=8, init_fusion=True))
     assert not (tmp_path / "runs").exists()
@@ -93,7 +94,7 @@ def test_F13_another_transformers_is_one_error_before_anything_starts(tmp_path, 
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("args.version", version)
+    monkeypatch.setattr("policy_check.version", version)
     with pytest.raises(UsageError, match=f"transformers {found or 'none'} is installed, 5.16 up to below 6 .*pip inst"):
         prepare(args_of(tmp_path))
     assert not (tmp_path / "runs").exists()
@@ -102,7 +103,7 @@ def test_F13_another_transformers_is_one_error_before_anything_starts(tmp_path, 
 @pytest.mark.parametrize("found", [None, "5.16", "5.16.0", "5.24.0rc1", "5.99.9"])
 def test_F13_what_requirements_txt_allows_is_taken(monkeypatch, found):
     if found:
-        monkeypatch.setattr("args.version", lambda name: found)
+        monkeypatch.setattr("policy_check.version", lambda name: found)
     check_transformers()  # None: the one that is installed
 
 
