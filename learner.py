@@ -81,13 +81,13 @@ class Learner:
 
     def to(self, device: torch.device) -> None:
         """Compute there from now on. Parameters stay the same objects, and optimisers keep their moments."""
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         encoder = self.critic.encoder
         for module in (self.policy, self.critic, self.trajectory_critic, *([encoder] if encoder else [])):
             module.to(device)
         for optimizer in (self.policy_optimizer, self.critic_optimizer):
             optimizer.load_state_dict(optimizer.state_dict())
+        if device.type == "cuda":  # as NCCL wants it
+            torch.cuda.set_device(device)
 
     def add(self, trajectory: Trajectory, id: int) -> None:
         """Give a judged trajectory to the replay, at the highest priority in use."""

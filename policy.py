@@ -213,7 +213,7 @@ class AutoUIPolicy(nn.Module):
             targets, target_mask = self._pad([token_ids[i] for i in rows])  # [n, l]
             chosen = target_mask.bool()
             with self._arithmetic():
-                states = self.network.encode(ids, mask, features[rows])
+                states = self.network.encode(ids, mask, features[put(np.array(rows), self.device)])
                 hidden = self.network.decode(states, mask, F.pad(targets[:, :-1], (1, 0)))
                 logprob, entropy = self._score(hidden[chosen], targets[chosen], temperature, whole)
             blank, extra = torch.zeros_like(targets, dtype=logprob.dtype), (0, length - targets.shape[1])
