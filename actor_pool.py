@@ -63,6 +63,7 @@ class ActorPool:
     on_lost(episode)                       the worker that played it died; from the pool's thread
     server_options                         further arguments of `policy_server`
     restart_phone(address)                 outages in a row on this phone; from the pool's thread: return at once
+    first_index                            number of the first worker
     ahead                                  episodes a worker holds, so that it never waits for the main process
     """
 
@@ -83,6 +84,7 @@ class ActorPool:
         worker_timeout: float = 120.0,
         ahead: int = 2,
         seed: int = 0,
+        first_index: int = 0,
     ):
         # Preloading happens in the fork server, which looks for modules in its own path.
         root = str(Path(__file__).resolve().parent)
@@ -96,7 +98,7 @@ class ActorPool:
         self._next, self._on_trajectory, self._on_lost = next_episode, on_trajectory, on_lost
         self._restart_phone, self._judge = restart_phone, judge
         self._env_options, self._server_options, self._seed = env_options or {}, server_options or {}, seed
-        self._slots = [_Slot(index, address) for index, address in enumerate(phones)]
+        self._slots = [_Slot(index, address) for index, address in enumerate(phones, first_index)]
         self._server: multiprocessing.Process | None = None
         self._control: Connection | None = None
         self._stop = threading.Event()

@@ -285,6 +285,10 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     check_range(flags, "top_quantile", 0.001, 1)
     check_range(flags, "judge_rpm max_judge_calls", 0)
     judge_config(args.judge)
+    if args.phones.ray_address and not alone(args):
+        from ray_pool import check_ray
+
+        check_ray(args)
     if args.run.serial:
         args.phones.num_workers, args.tasks.train_minutes = 1, 0.0
         if args.phones.simulated:

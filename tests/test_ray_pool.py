@@ -1,0 +1,153 @@
+"""Workers on a Ray cluster: two nodes on this machine, of which one is killed in the middle."""
+
+import queue
+import time
+from pathlib import Path
+
+import pytest
+
+import args as module
+from args import Args, PhoneArgs
+from policy import AutoUIPolicy
+from ray_pool import check_ray
+from replay import Trajectory
+from run_folder import UsageError
+from schedule import Schedule
+from tasks import generate_tasks
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def given(**phones) -> Args:
+    return Args(phones=PhoneArgs(ray_address="auto", **phones))
+
+
+def test_without_ray_it_is_one_sentence_and_nothing_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr("ray_pool.find_spec", lambda name: None)
+    args = given()
+    args.run.runs_dir = tmp_path / "runs"
+    with pytest.raises(UsageError, match="--ray-address auto needs Ray: pip install -r requirements-ray.txt"):
+        module.prepare(args)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_flags_that_do_not_go_with_it(monkeypatch):
+    monkeypatch.setattr("ray_pool.find_spec", lambda name: True)
+    check_ray(given(devices=("all",)))
+    with pytest.raises(UsageError, match="--adb-server: each node uses its own phones"):
+        check_ray(given(adb_server=("10.0.0.7:5037",)))
+    serial, judged = given(), given()
+    serial.run.serial, judged.judge.judge = True, "gemini"
+    with pytest.raises(UsageError, match="with --serial"):
+        check_ray(serial)
+    with pytest.raises(UsageError, match="with --judge gemini: its budget and verdicts are one file"):
+        check_ray(judged)
+
+
+# ---------------------------------------------------------------------- a cluster of two nodes
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
+    from ray.cluster_utils import Cluster
+
+    node = dict(num_cpus=1, object_store_memory=100_000_000)
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    cluster.second = cluster.add_node(**node)
+    yield cluster
+    cluster.shutdown()
+
+
+def workers_of(node) -> set[int]:
+    """Our processes that descend from a node's raylet."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                after = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                parents[int(entry.name)] = int(after[1]), (entry / "comm").read_text().strip(), after[0]
+            except OSError:
+                continue
+    raylet = node.all_processes["raylet"][0].process.pid
+
+    def below(pid: int) -> bool:
+        while pid in parents and pid > 1:
+            pid = parents[pid][0]
+            if pid == raylet:
+                return True
+        return False
+
+    return {p for p, (_, name, state) in parents.items() if name.startswith(("worker ", "policy serv")) and below(p)}
+
+
+@pytest.mark.slow
+def test_a_run_survives_a_node_and_takes_in_another(cluster, tmp_path):
+    import ray
+
+    from ray_pool import RayPool, ray_source
+
+    AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64).save(tmp_path / "policy.safetensors")
+    policy = AutoUIPolicy.load(tmp_path / "policy.safetensors")
+    args = Args(phones=PhoneArgs(ray_address=cluster.address, workers_per_node=2, latency=0.0, dialogs=0.0))
+    arrived: queue.SimpleQueue = queue.SimpleQueue()
+    lost, seen = [], []
+    schedule = Schedule(generate_tasks("train", 36, seed=0), seed=0)
+
+    def until(wanted, seconds=90):
+        """Trajectories until one is `wanted`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            assert pool.error is None, pool.error
+            assert time.monotonic() < deadline, pool.last_error
+            try:
+                seen.append(arrived.get(timeout=1))
+            except queue.Empty:
+                continue
+            if wanted(*seen[-1]):
+                return
+
+    with ray_source(args, set()) as source:
+        assert args.phones.num_workers == 4 and source.what == "simulated phones of 2 nodes"
+        pool = RayPool(
+            source.cluster, tmp_path / "policy.safetensors", sum(a.size for a in policy.published()),
+            next_episode=schedule.next, on_lost=lambda e: (lost.append(e), schedule.lost(e)),
+            on_trajectory=lambda e, data: arrived.put((e, Trajectory.from_bytes(data))),
+            env_options={"horizon": 3}, worker_timeout=60.0, seed=1,
+        )  # fmt: skip
+        pool.weights.publish(policy.published(), 7)
+        pool.start(timeout=90)
+        doomed = workers_of(cluster.second)
+        assert pool.alive == 4 and len(doomed) == 3
+        schedule.training = True
+        for index in range(4):  # each of the four workers, two a node
+            until(lambda e, t, index=index: t.info["worker"] == index)
+        assert {int(v) for _, t in seen for v in t.policy_version} == {7}
+        pool.weights.publish(policy.published(), 9)  # one that skips 8
+        for index in (0, 2):
+            until(lambda e, t, index=index: t.info["worker"] == index and t.policy_version.min() == 9)
+
+        wanted = schedule.evaluate(generate_tasks("test", 24, seed=0), "kill", (True,), seed=0)
+        until(lambda e, t: e.split == "kill")
+        number = next(n.number for n in pool._nodes.values() if n.id == cluster.second.node_id)
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        began = time.monotonic()
+        while sum(e.split == "kill" for e, _ in seen) < wanted:
+            until(lambda e, t: e.split == "kill")
+        print(f"all of the evaluation {time.monotonic() - began:.1f} s after the node was killed")
+        assert sorted(e.number for e, _ in seen if e.split == "kill") == list(range(wanted))  # each once
+        assert pool.lost_nodes == 1 and lost and pool.alive == 2 and pool.restarts >= 2
+        played = [e.number for e, _ in seen if e.split == "train"]
+        assert len(set(played)) == len(played)
+        deadline = time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in doomed):
+            assert time.monotonic() < deadline, "processes of the killed node are still there"
+            time.sleep(0.1)
+
+        cluster.second = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+        until(lambda e, t: t.info["worker"] // 2 not in (0, 1))  # a third node, with numbers of its own
+        assert pool.alive == 4 and number in (0, 1)
+        ours = workers_of(cluster.head_node) | workers_of(cluster.second)
+        pool.stop()
+        assert len(ours) == 6 and not any(Path(f"/proc/{pid}").exists() for pid in ours)
+    assert not ray.is_initialized()
