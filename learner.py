@@ -81,8 +81,7 @@ class Learner:
 
     def to(self, device: torch.device) -> None:
         """Compute there from now on. Parameters stay the same objects, and optimisers keep their moments."""
-        encoder = self.critic.encoder
-        for module in (self.policy, self.critic, self.trajectory_critic, *([encoder] if encoder else [])):
+        for module in filter(None, (self.policy, self.critic, self.trajectory_critic, self.critic.encoder)):
             module.to(device)
         for optimizer in (self.policy_optimizer, self.critic_optimizer):
             optimizer.load_state_dict(optimizer.state_dict())
@@ -128,10 +127,13 @@ class Learner:
             self._refresh_priorities()
         return self._joint(metrics, batch)
 
+    def _finite(self, *tensors: torch.Tensor) -> bool:
+        finite = all(bool(x.isfinite().all()) for x in tensors)
+        return self.team.all(finite) if self.team else finite
+
     def _joint(self, metrics: dict[str, float], batch: dict) -> dict[str, float]:
-        if not self.team:
-            return metrics
-        return self.team.merge(metrics, int(batch["mask"].sum()), len(batch["trajectories"]))
+        steps, number = int(batch["mask"].sum()), len(batch["trajectories"])
+        return self.team.merge(metrics, steps, number) if self.team else metrics
 
     # ------------------------------------------------------------------ parts of an update
 
@@ -167,9 +169,6 @@ class Learner:
         mine, hand, of_steps, of_trajectories = self.team.deal(ids, trajectories)
         facts = {"of_steps": of_steps, "of_trajectories": of_trajectories, "drawn": mine if ids is None else ids}
         return mine, hand, facts
-
-    def _everywhere(self, flag: bool) -> bool:
-        return self.team.all(flag) if self.team else flag
 
     def _scatter(self, flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """[N] over the valid steps -> [B, T], zero elsewhere."""
@@ -235,7 +234,7 @@ class Learner:
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
         logits, values = self._values(batch)
-        if not self._everywhere(bool(logits.isfinite().all())):
+        if not self._finite(logits):
             return self._skip(self.critic_optimizer, "the critic's output", batch)
         targets, soft = self._labels(batch, values)
         step_logits = torch.zeros(*mask.shape, 2, device=mask.device)
@@ -258,8 +257,7 @@ class Learner:
         log_rho = (logprob - batch["behavior_logprob"]).detach()
         with torch.no_grad():
             _, values = self._values(batch)
-            finite = logprob.isfinite().all() and entropy.isfinite().all() and values.isfinite().all()
-            if not self._everywhere(bool(finite)):
+            if not self._finite(logprob, entropy, values):
                 return self._skip(self.policy_optimizer, "a log-prob, an entropy or a value", batch)
             targets, advantages = self._targets(batch, log_rho, values)
             if config.algo == "aride":

@@ -28,6 +28,7 @@ calls (docs/scaling.md has the memory of both). Ray starts, places and watches n
 from __future__ import annotations
 
 import logging
+import socket
 import tempfile
 import threading
 import time
@@ -54,6 +55,14 @@ def check_ray(args) -> None:
     address = f"--ray-address {args.phones.ray_address}"
     if not find_spec("ray"):
         raise UsageError(f"{address} needs Ray: pip install -r requirements-ray.txt, here and on every node")
+    if args.phones.ray_address != "auto":  # Ray would try for more than ten minutes
+        host, _, port = args.phones.ray_address.rpartition(":")
+        try:
+            if not host or not port.isdigit():
+                raise UsageError(f"{address}: want auto, or HOST:PORT as `ray start --head` prints it")
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"{address}: no cluster there ({error}): `ray start --head` starts one") from error
     if args.run.serial:
         raise UsageError(f"{address} with --serial: that is one phone in one process: leave out either")
     if args.phones.adb_server:

@@ -1,6 +1,7 @@
 """Workers on a Ray cluster: two nodes on this machine, of which one is killed in the middle."""
 
 import queue
+import socket
 import time
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def test_flags_that_do_not_go_with_it(monkeypatch):
     check_ray(given(devices=("all",)))
     with pytest.raises(UsageError, match="--adb-server: each node uses its own phones"):
         check_ray(given(adb_server=("10.0.0.7:5037",)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    for address, why in ((nobody, "no cluster there .*refused.*: `ray start --head` starts one"), ("ray", "HOST:PORT")):
+        with pytest.raises(UsageError, match=f"--ray-address {address}: .*{why}"):
+            check_ray(Args(phones=PhoneArgs(ray_address=address)))
     serial, judged = given(), given()
     serial.run.serial, judged.judge.judge = True, "gemini"
     with pytest.raises(UsageError, match="with --serial"):
