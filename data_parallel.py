@@ -1,6 +1,6 @@
 """Several learner processes, one update: each takes a share of every batch, and all hold the same weights.
 
-    torchrun --nproc-per-node 2 run_distrl.py --num-workers 32                     # two processes on this machine
+    torchrun --standalone --nproc-per-node 2 run_distrl.py --num-workers 32         # two processes on this machine
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 run_distrl.py --device cuda
 
 The first process (rank 0) is the run: it owns phones, replay, journal, checkpoints. It draws every batch as one process

@@ -9,6 +9,7 @@
     python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
     python run_distrl.py --eval runs/NAME                 # its policy alone, on --eval-tasks FILE; or a checkpoint's
     torchrun --nproc-per-node 2 run_distrl.py             # several learners (data_parallel.py); --device cuda
+    torchrun --standalone --nproc-per-node 2 run_distrl.py    # several learners (data_parallel.py); --device cuda
     python run_distrl.py --ray-address auto               # workers on all nodes of a Ray cluster (ray_pool.py)
 
 N workers play episodes on phones and ask one policy server for actions (actor_pool.py). Finished trajectories are

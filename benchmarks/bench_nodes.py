@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +44,43 @@ def memory() -> dict[str, list[float]]:
     return found
 
 
+class Echo:
+    """A Ray actor that does nothing, to see what a call and an object cost."""
+
+    def call(self, x):
+        return x[:6000] if isinstance(x, bytes) else len(x)
+
+
+def costs(cluster, there: str) -> None:
+    """Prints what a call to the other node, and an object of so many bytes sent there, cost. The nodes share a disk and
+    a memory bus here, so that this is Ray's own share, without a network."""
+    import numpy as np
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address=cluster.address, logging_level=logging.ERROR)
+    actor = ray.remote(Echo).options(scheduling_strategy=NodeAffinitySchedulingStrategy(there, soft=False)).remote()
+    ray.get(actor.call.remote(b""))
+    blob, cpu, began = bytes(6000), time.process_time(), time.perf_counter()
+    for _ in range(500):
+        ray.get(actor.call.remote(blob))
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    print(f"a call with 6,000 bytes there and back: {2 * wall:.2f} ms, {2 * cpu:.2f} ms of it this process's CPU")
+    for size in (2_721_664, 50_000_000):
+        times = []
+        for _ in range(5):
+            flat = np.random.default_rng(0).random(size // 8)
+            began = time.perf_counter()
+            ref = ray.put(flat)
+            put = time.perf_counter() - began
+            ray.get(actor.call.remote(ref))
+            times.append((time.perf_counter() - began, put))
+            del ref
+        whole, put = min(times)
+        print(f"an object of {size:,} bytes: {1e3 * put:.1f} ms to put, {1e3 * whole:.1f} until the other node has it")
+    ray.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phones", type=int, default=4, help="a node")
@@ -53,6 +92,7 @@ def main() -> None:
     node = dict(num_cpus=1, object_store_memory=200_000_000)
     cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     second = cluster.add_node(**node)
+    costs(cluster, second.node_id)
     with tempfile.TemporaryDirectory() as runs:
         flags = f"--ray-address {cluster.address} --workers-per-node {args.phones} --train-minutes {args.minutes} "
         flags += f"--eval-episodes 4 --eval-every 0 --learning-starts 16 --critic-warmup 40 --runs-dir {runs}"
@@ -84,7 +124,8 @@ def main() -> None:
     ratio = made / len(ids)
     lag = [float(row["stats/policy_lag_mean"]) for row in rows[-4:]]
     weights = 4 * sum(x.numel() for x in _policy().parameters())
-    print(f"exit code {code}; {len(ids)} trajectories in the journal, {len(numbers) - len(set(numbers))} of them twice; "
+    twice = len(numbers) - len(set(numbers))
+    print(f"exit code {code}; {len(ids)} trajectories in the journal, {twice} of them twice; "
           f"{results['worker_restarts']} workers lost")  # fmt: skip
     print(f"tau {tau:.2f} s, u {ratio:.2f}, k {publish}, {steps:.1f} steps and {size:,.0f} bytes a trajectory, "
           f"{weights:,} bytes a publication")  # fmt: skip

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from test_learner import play, small
 from args import Args
 from data_parallel import Team
 from learner import Learner
-from run_folder import UsageError
+from run_folder import UsageError, load_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOW = """
@@ -100,6 +101,36 @@ def test_two_processes_learn_what_one_does_from_the_joint_batch(tmp_path, monkey
         other.wait()
     theirs = torch.load(tmp_path / "end.pt", weights_only=True)
     assert all(torch.equal(p, theirs[name]) for name, p in two.policy.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_run_with_two_learners_learns_saves_itself_and_goes_on(tmp_path):
+    """Phones, replay and journal belong to the first process; SIGTERM to torchrun saves, --resume takes both along."""
+    runs = tmp_path / "runs"
+    flags = """--num-workers 2 --total-trajectories 400 --eval-episodes 2 --learning-starts 4 --critic-warmup 2
+        --batch-trajectories 3 --latency 0 --eval-every 0 --updates-per-trajectory 1 --horizon 3""".split()
+    start = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start.append("run_distrl.py")
+    small(seed=0).save(tmp_path / "policy.safetensors")
+    own = ["--policy", tmp_path / "policy.safetensors", "--runs-dir", runs]
+    first = subprocess.Popen([*start, *flags, *own], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in first.stdout:
+        if " updates | " in line and "    0 updates" not in line:
+            first.send_signal(signal.SIGTERM)
+            break
+    rest = first.stdout.read()
+    first.wait(timeout=60)
+    (run,) = runs.iterdir()
+    assert "Saved" in rest and "--resume" in rest, rest
+    saved = load_checkpoint(run)["learner"]["counters"]
+    assert saved["updates"] > 0
+    config = json.loads((run / "config.json").read_text())
+    config["tasks"]["total_trajectories"] = 1  # it has had enough
+    (run / "config.json").write_text(json.dumps(config))
+    again = subprocess.run([*start, "--resume", run], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    results = json.loads((run / "results.json").read_text())
+    assert results["updates"] >= saved["updates"] and again.stdout.count("Resumed") == 1
 
 
 def test_one_process_is_no_team(monkeypatch):
