@@ -255,18 +255,16 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
                          eps: float = 1e-4, mean_square: Tensor | None = None) -> Tensor:
     """Divide by the batch's deviation about 0, clip to +-clip, scale negatives by `negative_scale`; [B, T].
 
-    Not centred, so that the sign of A, and with it what is reinforced, stays; hence the deviation is about 0
-    too (root mean square), which is also right for a single step. Damped negatives (0.3, say) keep a policy
-    near its start: pushing probability away from an action says nothing about where to. `mean_square`: that of a larger
-    batch of which this is a share, instead of this one's.
+    Not centred, so that A's sign stays, and with it what is reinforced. Damped negatives (0.3, say) keep a policy near
+    its start: pushing an action down raises any other. `mean_square`: that of A in the whole batch, when this is a share of one.
     """
     _check(mask, advantage=advantage)
     advantage = _accurate(advantage)
     valid = advantage[mask]
     if not math.isfinite(valid.sum()):
         _refuse(mask, advantage=advantage)
-    mean_square = valid.square().mean() if mean_square is None else mean_square
-    scaled = (advantage / (mean_square.sqrt() + eps)).clamp(-clip, clip)
+    deviation = (valid.square().mean() if mean_square is None else mean_square).sqrt()
+    scaled = (advantage / (deviation + eps)).clamp(-clip, clip)
     return torch.where(scaled < 0, negative_scale * scaled, scaled).masked_fill(~mask, 0.0)
 
 
