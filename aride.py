@@ -256,7 +256,7 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
     """Divide by the batch's deviation about 0, clip to +-clip, scale negatives by `negative_scale`; [B, T].
 
     Not centred, so that A's sign stays, and with it what is reinforced. Damped negatives (0.3, say) keep a policy near
-    its start: pushing an action down raises any other. `mean_square`: that of A in the whole batch, when this is a share of one.
+    its start. `mean_square`: that of A in the whole batch, when this is a share of one.
     """
     _check(mask, advantage=advantage)
     advantage = _accurate(advantage)

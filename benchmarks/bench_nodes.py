@@ -117,11 +117,15 @@ def main() -> None:
     trajectories = [Trajectory.from_bytes(data) for data in blobs]
     numbers = [t.info["number"] for t in trajectories]
     cluster.shutdown()
-    count, seconds = 2 * args.phones, results["train_seconds"]
+    # Between the first and the last progress line of training: all phones are at work.
+    first, last = rows[0], rows[-1]
+    count, seconds = 2 * args.phones, float(last["wall_seconds"]) - float(first["wall_seconds"])
+    between = slice(int(first["trajectories"]), int(last["trajectories"]))
+    trajectories, blobs = trajectories[between], blobs[between]
     tau = sum(t.info["seconds"] for t in trajectories) / len(trajectories)
     size, steps = sum(map(len, blobs)) / len(blobs), sum(map(len, trajectories)) / len(trajectories)
-    made, publish = results["updates"], 4
-    ratio = made / len(ids)
+    made, publish = int(last["step"]) - int(first["step"]), 4
+    ratio = made / len(blobs)
     lag = [float(row["stats/policy_lag_mean"]) for row in rows[-4:]]
     weights = 4 * sum(x.numel() for x in _policy().parameters())
     twice = len(numbers) - len(set(numbers))
@@ -130,7 +134,7 @@ def main() -> None:
     print(f"tau {tau:.2f} s, u {ratio:.2f}, k {publish}, {steps:.1f} steps and {size:,.0f} bytes a trajectory, "
           f"{weights:,} bytes a publication")  # fmt: skip
     for name, model, measured in (
-        ("trajectories a second", count / tau, len(ids) / seconds),
+        ("trajectories a second", count / tau, len(blobs) / seconds),
         ("bytes a second into the learner", count / tau * size, sum(map(len, blobs)) / seconds),
         ("publications a second", count / tau * ratio / publish, made / publish / seconds),
         ("lag, publications", count * ratio / publish / 2, sum(lag) / len(lag)),
