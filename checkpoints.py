@@ -163,3 +163,20 @@ def add_image_layers(state: dict[str, Tensor]) -> bool:
         "encoder.final_layer_norm.weight": state["encoder.final_layer_norm.weight"].float() / (1 - gate),
     }
     return True
+
+
+def refuse_another(policy, state: dict) -> None:
+    """ValueError: a checkpoint of `Learner` that belongs to another policy or tokenizer than this one."""
+    from lora import changed_base
+
+    here, there = policy.state_dict(), state["policy"]
+    shapes = {name: (tuple(there[name].shape) if name in there else None, tuple(here[name].shape)) for name in here}
+    wrong = [f"{name}: {a} in the checkpoint, {b} here" for name, (a, b) in shapes.items() if a != b]
+    if wrong:
+        raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
+    if state.get("vocabulary") not in (None, policy.codec.fingerprint()):  # None: an older checkpoint
+        raise ValueError("another tokenizer than the run began with: put the old one back beside --policy")
+    if changed := changed_base(policy, there):
+        what = f"{len(changed)} tensors differ: {', '.join(changed[:3])}"
+        raise ValueError(f"--policy has other weights than the run began with ({what}), and its adapters belong to "
+                         "the old ones: put the old file back")  # fmt: skip

@@ -35,7 +35,7 @@ import torch
 
 import aride
 import baselines
-import lora
+from checkpoints import refuse_another
 from critics import StepCritic, TrajectoryCritic, last_two_screens
 from devices import put
 from policy import AutoUIPolicy
@@ -384,17 +384,7 @@ class Learner:
 
     def load_state_dict(self, state: dict, fetch) -> None:
         """Inverse of `state_dict`; `fetch(id)` gives back a trajectory. ValueError: another policy or tokenizer."""
-        here, there = self.policy.state_dict(), state["policy"]
-        shapes = {name: (tuple(there[name].shape) if name in there else None, tuple(here[name].shape)) for name in here}
-        wrong = [f"{name}: {a} in the checkpoint, {b} here" for name, (a, b) in shapes.items() if a != b]
-        if wrong:
-            raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
-        if state.get("vocabulary") not in (None, self.policy.codec.fingerprint()):  # None: an older checkpoint
-            raise ValueError("another tokenizer than the run began with: put the old one back beside --policy")
-        if changed := lora.changed_base(self.policy, there):
-            what = f"{len(changed)} tensors differ: {', '.join(changed[:3])}"
-            raise ValueError(f"--policy has other weights than the run began with ({what}), and its adapters belong to "
-                             "the old ones: put the old file back")  # fmt: skip
+        refuse_another(self.policy, state)
         self.load_networks(state)
         self.replay.load_state_dict(state["replay"], fetch)
 
