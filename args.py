@@ -127,7 +127,7 @@ class PolicyArgs:
     """fp32, or bf16: weights stay float32 in the learner, all matrix products are in bf16 (fp16 overflows in T5)"""
     lora: int = 0
     """rank of LoRA adapters on q, k, v, o (alpha twice that; needs peft), all that is trained and published; 0: off"""
-    device: str = "cpu"
+    device: Expert[str] = "cpu"
     """cpu, cuda or cuda:N: where the learner computes, and the policy server; under torchrun, cuda: a GPU each"""
     server_device: Expert[str] = ""
     """where the policy server computes, when not where the learner does"""
