@@ -14,7 +14,7 @@ of a run on one machine. Trajectories are what its calls return, weights one obj
 which nodes hand on to each other. A node says what it has finished until it has heard that it arrived: an answer that
 is lost on the way is given again, so that nothing is lost or counted twice as long as the node lives.
 
-A node that is lost (its machine, its raylet, its actor) costs the episodes being played there: evaluation episodes are
+A node that is lost (its machine, its raylet, its actor) costs the episodes not yet delivered: evaluation episodes are
 played elsewhere, its workers count as restarted. The run goes on with the others; a node that joins gets workers.
 The nodes need Python and the packages of requirements.txt and requirements-ray.txt; the code goes to them with the run,
 the policy too. A BLIP-2 folder must be at the same path everywhere. Judges other than rules are refused: their budget
