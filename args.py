@@ -62,7 +62,7 @@ class PhoneArgs:
     """phones, and workers: one each; with --devices, at most as many as there are"""
     latency: float = 0.7
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
-    dialogs: float = 0.75
+    dialogs: float = 0.8
     """simulated phones: probability of a permission dialog when an app starts"""
     failed_loads: float = 0.3
     """simulated phones: probability that a page fails to load"""
@@ -106,7 +106,7 @@ class TaskArgs:
     """steps before an episode is cut; default: 15, Web Shopping 20"""
     total_trajectories: int = 4000
     """stop training after this many trajectories ..."""
-    train_minutes: float = 11.8
+    train_minutes: float = 10.0
     """... or this many minutes, whichever comes first (evaluations come on top); 0: no limit"""
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""

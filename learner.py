@@ -286,7 +286,7 @@ class Learner:
 
     def _note(self, batch: dict, values: torch.Tensor, advantages: torch.Tensor) -> None:
         """What this update makes of its trajectories, for those who look at them: V [N+B], advantages [B, T]."""
-        values = self._scatter(values[batch["is_state"]], batch["mask"])
+        values, advantages = self._scatter(values[batch["is_state"]], batch["mask"]).cpu(), advantages.cpu()
         for id, trajectory, v, a in zip(batch["ids"], batch["trajectories"], values, advantages, strict=True):
             known = v[: len(trajectory)].tolist() if self.critic_updates else None  # cloning has no critic
             self.learnt[int(id)] = (self.updates + 1, known, a[: len(trajectory)].tolist())

@@ -1,7 +1,7 @@
 """The paper's comparisons, one command each: every method on every seed, one run after another, with the same budget.
 
     python reproduce/run.py --experiment table1 --budget small          # under 30 minutes, one seed: does it all work?
-    python reproduce/run.py --experiment table1                         # seeds 1, 2, 3, the default run's 10.5 minutes
+    python reproduce/run.py --experiment table1                         # seeds 1, 2, 3, the default run's 10 minutes
     python reproduce/run.py --experiment ablation --seeds 1 2 3 4 5     # more seeds: only what is missing is run
     python reproduce/run.py --experiment table1 --dry-run               # prints the commands, runs nothing
     python reproduce/run.py --experiment table1 --devices all --policy Auto-UI-Base --judge gemini    # real phones

@@ -252,6 +252,7 @@ Learner.update, run_distrl.Experiment.admit = slow_update, told_admit
 """
 
 
+@pytest.mark.slow
 def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_it(policy, tmp_path):
     program = altered(SLOW, "--policy", policy, "--runs-dir", tmp_path, *TINY, "--horizon", 6, "--max-staleness", 2,
                       "--updates-per-trajectory", 10, "--total-trajectories", 100)  # fmt: skip

@@ -102,8 +102,9 @@ class Scripted:
     def __init__(self):
         self.number = 0
 
-    def shell(self, *_, **__):
-        self.number = 0
+    def shell(self, command, **_):
+        if "input keyevent 3" in command:
+            self.number = 0
         return ""
 
     def foreground(self):

@@ -28,6 +28,7 @@ def emulators(home: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_e3_a_run_on_its_own_emulators_leaves_none_behind(sdk, tmp_path):
     AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64).save(tmp_path / "policy.safetensors")
     flags = ["--avd", "test", "--policy", tmp_path / "policy.safetensors", "--runs-dir", tmp_path / "runs", *TINY]

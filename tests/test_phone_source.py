@@ -194,7 +194,7 @@ def typist(phone):
 def test_the_keyboard_is_set_back_at_the_end_also_when_the_worker_that_set_another_was_killed(phones, phone, typist):
     with phone_source(at(phones)):
         typist()
-    assert keyboard_of(phone) == LATIN and "distrl" not in phone.shell("ls /data/local/tmp")
+    assert keyboard_of(phone) == LATIN and "distrl-keyboard" not in phone.shell("ls /data/local/tmp")
 
 
 def test_the_next_run_sets_it_back_when_the_run_itself_was_killed(phones, phone, typist):
@@ -210,7 +210,7 @@ def test_who_chose_another_keyboard_since_then_keeps_it(phones, phone, typist):
     phone.shell(f"ime set {LATIN}")
     phone.shell("echo com.android.adbkeyboard/.AdbIME > /data/local/tmp/distrl-keyboard")
     phone.restore_keyboard()
-    assert keyboard_of(phone) == LATIN and "distrl" not in phone.shell("ls /data/local/tmp")
+    assert keyboard_of(phone) == LATIN and "distrl-keyboard" not in phone.shell("ls /data/local/tmp")
 
 
 def test_whose_own_keyboard_is_adbkeyboard_keeps_it(phones, phone, typist):

@@ -107,6 +107,7 @@ def test_F13_what_requirements_txt_allows_is_taken(monkeypatch, found):
     check_transformers()  # None: the one that is installed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_run_on_published_networks(tmp_path, roberta, serial):  # noqa: F811
     """DigiRL's file, BLIP-2, RoBERTa, bf16; with LoRA where peft is installed. Random weights: it must only work."""
