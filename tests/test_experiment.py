@@ -122,7 +122,7 @@ def with_adapters(tmp_path, monkeypatch):
 
 def resume(folder, monkeypatch) -> int:
     """`python run_distrl.py --resume FOLDER`; it must not get as far as the phones."""
-    monkeypatch.setattr("phone_source.phone_source", lambda *a, **k: pytest.fail("phones are started"))
+    monkeypatch.setattr("pools.phone_source", lambda *a, **k: pytest.fail("phones are started"))
     monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(folder)])
     return main()
 
@@ -212,7 +212,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_one_error_with_the_bytes(tmp
     small().save(tmp_path / "p.safetensors")
     size = begin(tmp_path / "other", small()).learner.checkpoint_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("phone_source.phone_source", lambda *a, **k: pytest.fail("phones are started"))
+        patch.setattr("pools.phone_source", lambda *a, **k: pytest.fail("phones are started"))
         patch.setattr("run_folder.KEPT", 40)  # as for a policy twenty times as large
         flags = ["--policy", str(tmp_path / "p.safetensors"), "--runs-dir", str(tmp_path / "runs")]
         patch.setattr("sys.argv", ["run_distrl.py", *flags])

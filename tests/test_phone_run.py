@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from policy import AutoUIPolicy
 
 ROOT = Path(__file__).resolve().parent.parent
