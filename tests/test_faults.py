@@ -162,6 +162,7 @@ learner.aride.actor_loss = actor_loss
 """
 
 
+@pytest.mark.slow
 def test_E15_E9_C16_a_learner_that_raises_or_diverges_ends_the_run(policy, tmp_path):
     flags = [*TINY, "--policy", policy, "--runs-dir"]
     raising = altered(RAISES, *flags, tmp_path / "raises", "--track")
