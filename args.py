@@ -119,8 +119,7 @@ class TaskArgs:
 @dataclass
 class PolicyArgs:
     policy: Path | None = None
-    """policy to start from: our .safetensors, a Hugging Face folder of Auto-UI, or a .bin/.pt of DigiRL or DistRL next
-    to its config.json and tokenizer; default: the shipped warm start, rebuilt when it is missing"""
+    """policy to start from: our .safetensors, Auto-UI's folder, DigiRL's or DistRL's .bin/.pt; default: the warm start"""
     init_fusion: Expert[bool] = False
     """take a plain T5 in --policy, too: it gets image layers that leave its output as it is at the start"""
     precision: str = "fp32"

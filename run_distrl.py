@@ -1,6 +1,6 @@
 """DistRL: asynchronous distributed reinforcement learning for on-device control agents (arXiv 2410.14803).
 
-    python run_distrl.py --num-workers 32                 # simulated phones, nothing else needed: 15 minutes on 2 cores
+    python run_distrl.py --num-workers 32                 # simulated phones, nothing else needed: 12 minutes on 2 cores
     python run_distrl.py --devices all                    # phones and emulators that `adb devices` lists; --avd NAME
     python run_distrl.py --check                          # is all there that this needs? With the same flags
     python run_distrl.py --resume runs/NAME               # go on after Ctrl-C or a crash
@@ -8,7 +8,6 @@
     python run_distrl.py --sync                           # the baseline: all workers finish a round, then it learns
     python run_distrl.py --replay runs/NAME               # its learning again, without phones; see also --offline
     python run_distrl.py --eval runs/NAME                 # its policy alone, on --eval-tasks FILE; or a checkpoint's
-    torchrun --nproc-per-node 2 run_distrl.py             # several learners (data_parallel.py); --device cuda
     torchrun --standalone --nproc-per-node 2 run_distrl.py    # several learners (data_parallel.py); --device cuda
     python run_distrl.py --ray-address auto               # workers on all nodes of a Ray cluster (ray_pool.py)
 
