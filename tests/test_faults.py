@@ -201,6 +201,7 @@ class Terminal(Program):
         self.process.stdout, self.out = os.fdopen(ours), ""
 
 
+@pytest.mark.slow  # its deadlines want the machine for themselves
 def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that_hear_nothing(policy, tmp_path):
     """SIGSTOP first: what is stopped does not hear that it is to end."""
     flags = [*TINY, "--total-trajectories", 100_000, "--policy", policy, "--runs-dir"]
