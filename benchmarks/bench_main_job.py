@@ -1,6 +1,6 @@
 """The main job on seeds 1, 2, 3: what it learns, how long it takes, what it costs in memory.
 
-    python benchmarks/bench_main_job.py                          # three runs, one after another, about 40 minutes
+    python benchmarks/bench_main_job.py                          # three runs, one after another, about 36 minutes
     python benchmarks/bench_main_job.py --seeds 1                # one
     python benchmarks/bench_main_job.py --from runs/A runs/B     # the table of finished runs, nothing is run
 
