@@ -32,7 +32,7 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "losses/invalid_penalty": ("the invalid-action term of the loss", "near 0"),
     "losses/grad_norm": ("the policy's gradient before it is clipped at 1", "no lasting growth"),
     "stats/policy_lag_mean": ("publications of the weights between acting and arriving", "a few, not growing"),
-    "stats/policy_lag_max": ("the same, of the most stale of the last 200", "a few, not growing"),
+    "stats/policy_lag_max": ("the same, of the oldest step in the last 200 trajectories", "a few, not growing"),
     "stats/rho_mean": ("importance ratio new / old policy; 1: on-policy", "0.9 to 1.2"),
     "stats/rho_max": ("the largest ratio of the batch", "spikes come from one improbable text"),
     "stats/rho_clipfrac": ("share of ratios above --rho-clip", "about 0.5"),

@@ -43,7 +43,8 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float | None]:
     """Metrics of the last training trajectories, oldest first; `seconds`: since training began in this process.
 
-    A row: success, return, length, lag (publications), at (when it came, on the clock of `now`), invalid (share of
+    A row: success, return, length, lag (publications; mean over its steps), oldest (the lag of its oldest step, which
+    --max-staleness bounds), at (when it came, on the clock of `now`), invalid (share of
     its actions), seconds, policy_seconds, server_batch.
     """
     judged = [row["success"] for row in rows if row["success"] is not None]
@@ -57,7 +58,7 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
         "charts/episodic_length": mean["length"],
         "charts/trajectories_per_minute": sum(now - row["at"] <= span for row in rows) * 60 / max(span, 1.0),
         "stats/policy_lag_mean": mean["lag"],
-        "stats/policy_lag_max": max(row["lag"] for row in rows),
+        "stats/policy_lag_max": max(row["oldest"] for row in rows),
         "stats/invalid_actions": mean["invalid"],
         "stats/server_batch": mean["server_batch"],
         "stats/phone_idle": sum(row["policy_seconds"] for row in rows) / max(sum(row["seconds"] for row in rows), 1e-9),

@@ -158,8 +158,9 @@ class Experiment:
         self.recent.append(
             {
                 "success": trajectory.success, "return": float(trajectory.rewards.sum()), "length": len(trajectory),
-                "lag": self.version - float(trajectory.policy_version.mean()), "at": time.monotonic(),
-                "invalid": float(trajectory.invalid.mean()),
+                "lag": self.version - float(trajectory.policy_version.mean()),
+                "oldest": self.version - int(trajectory.policy_version.min()),
+                "at": time.monotonic(), "invalid": float(trajectory.invalid.mean()),
                 **{name: value for name, value in trajectory.info.items() if name != "unjudged"},
             }
         )  # fmt: skip

@@ -167,8 +167,8 @@ def test_another_tokenizer_is_refused_whether_weights_are_published_or_not():
 def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
     run = begin(tmp_path / "run", small())
     run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0, phone_restarts=0)
-    row = {"success": False, "return": 0.0, "length": 3, "lag": 1.0, "at": 0.0, "seconds": 1.0, "policy_seconds": 0.5,
-           "server_batch": 1.0}  # fmt: skip
+    row = {"success": False, "return": 0.0, "length": 3, "lag": 1.0, "oldest": 1, "at": 0.0,
+           "seconds": 1.0, "policy_seconds": 0.5, "server_batch": 1.0}  # fmt: skip
 
     def warnings(invalid: float, ratio: float) -> list[str]:
         run.recent.clear()

@@ -243,7 +243,7 @@ import time
 from learner import Learner
 update, admit = Learner.update, run_distrl.Experiment.admit
 def slow_update(self):
-    time.sleep(0.1)
+    time.sleep(0.05)
     return update(self)
 def told_admit(self, trajectory, id):
     lag, seen = self.version - int(trajectory.policy_version.min()), self.learner.seen
@@ -257,7 +257,7 @@ Learner.update, run_distrl.Experiment.admit = slow_update, told_admit
 @pytest.mark.slow
 def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_it(policy, tmp_path):
     program = altered(SLOW, "--policy", policy, "--runs-dir", tmp_path, *TINY, "--horizon", 6, "--max-staleness", 2,
-                      "--updates-per-trajectory", 10, "--total-trajectories", 100)  # fmt: skip
+                      "--updates-per-trajectory", 50, "--total-trajectories", 5000)  # fmt: skip
     told, at = [], 0
 
     def listen(until) -> None:
@@ -277,19 +277,20 @@ def test_E14_E16_a_slow_learner_trains_on_nothing_too_old_and_nobody_waits_for_i
         listen(lambda id, version, *_, since=at: version > since + 4)
         os.kill(worker, signal.SIGCONT)
         listen(lambda id, version, *_, since=at: version > since + 2)
+    program.process.send_signal(signal.SIGTERM)
     program.out += program.process.stdout.read()  # `communicate` would not see what is buffered here
     code, out, err = program.end(PATIENCE)
-    assert code == 0 and err == "", (code, out, err)
+    assert code == 130 and err == "", (code, out, err)
     told = [list(map(int, re.findall(r"\d+", line))) for line in out.splitlines() if line.startswith("admitted ")]
-    assert [id for id, *_ in told] == list(contents(run_of(tmp_path))) and len(told) >= 100  # all are in the journal
+    assert [id for id, *_ in told] == list(contents(run_of(tmp_path)))  # all are in the journal
     assert all(trained == (judged and lag <= 2) for _, _, lag, judged, trained in told)
     stale = sum(judged and lag > 2 for _, _, lag, judged, _ in told)
-    state = load_checkpoint(run_of(tmp_path))  # as training ended: what came later was for the journal only
+    state = load_checkpoint(run_of(tmp_path))
     assert 0 < state["counters"]["stale"] <= stale
-    assert 0 < state["learner"]["counters"]["updates"] < 10 * state["learner"]["counters"]["seen"]
+    assert 0 < state["learner"]["counters"]["updates"] < 50 * state["learner"]["counters"]["seen"]
     rows = list(csv.DictReader((run_of(tmp_path) / "metrics.csv").open()))
     assert int(rows[-1]["stats/stale_dropped"]) == state["counters"]["stale"]
-    assert float(rows[-1]["stats/policy_lag_max"]) > 1
+    assert float(rows[-1]["stats/policy_lag_max"]) > 2
 
 
 NO_NETWORK = """

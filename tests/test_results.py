@@ -104,12 +104,13 @@ def test_G5_G6_the_card_says_how_the_numbers_came_about():
 
 def rows(times: list[float]) -> list[dict]:
     same = {"return": 1.0, "length": 4, "invalid": 0.5, "seconds": 10.0, "policy_seconds": 1.0, "server_batch": 8.0}
-    return [{"success": [True, False, None][i % 3], "lag": i, "at": at, **same} for i, at in enumerate(times)]
+    judged = [True, False, None]
+    return [{"success": judged[i % 3], "lag": i, "oldest": 2 * i, "at": at, **same} for i, at in enumerate(times)]
 
 
 def test_metrics_of_the_last_trajectories():
     found = recent_metrics(rows([100.0, 130.0, 150.0]), now=160.0, seconds=600.0)
-    assert found["charts/success_rate"] == 0.5 and found["stats/policy_lag_max"] == 2
+    assert found["charts/success_rate"] == 0.5 and found["stats/policy_lag_max"] == 4
     assert found["stats/phone_idle"] == 0.1
     assert found["charts/trajectories_per_minute"] == 3
 
