@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -41,6 +41,16 @@ def check_device(flag: str, name: str) -> None:
         raise UsageError(f"{flag} {name}: this machine has {here}: name another one, or leave out {flag}")
 
 
+def threads(policy) -> int:
+    """Threads that torch computes with: one for a small policy; from 20 million weights on this process's share of
+    the cores, 8 at most. Small matrices gain nothing from a second thread, and take it from the others.
+    """
+    if sum(p.numel() for p in policy.parameters()) < 20e6:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))  # that of torchrun
+
+
 def own_device(name: str) -> torch.device:
     """The device that a flag names; with `cuda`, several learners of a machine (torchrun) take a GPU each."""
     local = int(os.environ.get("LOCAL_RANK", 0)) if "WORLD_SIZE" in os.environ else 0
@@ -55,9 +65,11 @@ def put(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def host_like(tensor: Tensor) -> Tensor:
-    """An empty float32 tensor of that shape on the CPU, pinned when the other is on a GPU."""
-    return torch.empty(tensor.shape, dtype=torch.float32, device="cpu", pin_memory=tensor.device.type == "cuda")
+def hosts_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Empty float32 tensors of those shapes on the CPU, side by side in memory, pinned when the others are on a GPU."""
+    sizes, pinned = [tensor.numel() for tensor in tensors], tensors[0].device.type == "cuda"
+    flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu", pin_memory=pinned)
+    return [part.view(tensor.shape) for part, tensor in zip(flat.split(sizes), tensors, strict=True)]
 
 
 class HostCopy:
@@ -67,7 +79,7 @@ class HostCopy:
         self._tensors = [tensor.detach() for tensor in tensors]
         self.device = self._tensors[0].device
         on_cpu = self.device.type == "cpu"
-        self._host = self._tensors if on_cpu else [host_like(tensor) for tensor in self._tensors]
+        self._host = self._tensors if on_cpu else hosts_like(self._tensors)
 
     def arrays(self) -> list[np.ndarray]:
         """As they are now; on a GPU the next call overwrites them."""

@@ -232,8 +232,10 @@ class AutoUIPolicy(nn.Module):
         """
 
         def score(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            logp = torch.log_softmax(self.network.head(x) / temperature, -1)
-            return logp.gather(1, y[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+            logits = self.network.head(x) / temperature
+            logp = torch.log_softmax(logits, -1)
+            # Not logp.exp(): where that underflows it takes ten times as long.
+            return logp.gather(1, y[:, None])[:, 0], -(torch.softmax(logits, -1) * logp).sum(-1)
 
         piece = max(1, HEAD_ELEMENTS // self.config["vocab_size"])
         if whole:

@@ -44,8 +44,8 @@ class SharedWeights:
         turn = self._turn.value + 1
         buffer = np.frombuffer(self._buffers[turn % 2], dtype=np.float32)
         start = 0
-        for array in arrays:
-            buffer[start : start + array.size] = array.reshape(-1)
+        for array in _joined(arrays):
+            buffer[start : start + array.size] = array
             start += array.size
         self._versions[turn % 2] = version
         self._turn.value = turn
@@ -60,8 +60,8 @@ class SharedWeights:
             turn = self._turn.value
             version, start = self._versions[turn % 2], 0
             buffer = np.frombuffer(self._buffers[turn % 2], dtype=np.float32)
-            for array in arrays:
-                array.reshape(-1)[:] = buffer[start : start + array.size]
+            for array in _joined(arrays):
+                array[:] = buffer[start : start + array.size]
                 start += array.size
             if self._turn.value == turn:
                 return version
@@ -70,3 +70,17 @@ class SharedWeights:
         total = sum(array.size for array in arrays)
         if total != self.size:
             raise ValueError(f"{total} numbers in {len(arrays)} arrays, but the shared buffers hold {self.size}")
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arrays, flat, those that lie one after the other in memory as one: a long copy goes past the caches."""
+    found: list[tuple[np.ndarray, int]] = []  # the first of a row, and how many numbers the row has
+    end = None
+    for array in arrays:
+        flat = array.reshape(-1)
+        if flat.ctypes.data == end:
+            found[-1] = (found[-1][0], found[-1][1] + flat.size)
+        else:
+            found.append((flat, flat.size))
+        end = flat.ctypes.data + flat.nbytes
+    return [np.lib.stride_tricks.as_strided(flat, (size,)) for flat, size in found]

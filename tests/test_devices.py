@@ -16,6 +16,7 @@ from test_learner import config, play, small
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+import autoui
 import devices
 from args import Args
 from autoui import AutoUINetwork
@@ -64,6 +65,8 @@ def run(func, args, kwargs):
         wrapped = isinstance(args[0], Elsewhere)
     inner = tree_map(lambda x: x.inner if isinstance(x, Elsewhere) else x, (args, kwargs))
     found = func(*inner[0], **inner[1])
+    if not func._schema.returns:  # _foreach and _fused ones, in place
+        return None
     if func._schema.name.split("::")[1].split(".")[0].endswith("_") and there:  # in place
         return args[0]
     return tree_map(lambda x: Elsewhere(x) if isinstance(x, torch.Tensor) and wrapped else x, found)
@@ -84,6 +87,8 @@ def second_device():
         no_mode = lambda mode=True: torch.no_grad() if mode else nullcontext()  # noqa: E731
         patch.setattr(torch, "inference_mode", no_mode)  # wrappers cannot be made in the real one
         patch.setattr(AutoUINetwork, "sample", AutoUINetwork.sample.__wrapped__)
+        patch.setattr(autoui, "place_side_by_side", lambda network: None)  # wrappers have no addresses
+        patch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_, **__: None)
         for make in (torch.tensor, torch.as_tensor):  # these ask no mode
 
             def made(data, *, device=None, make=make, **how):

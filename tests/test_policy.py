@@ -352,3 +352,14 @@ def test_the_same_policy_is_the_same_file(tmp_path):
     for number in range(6):
         policy.save(tmp_path / f"{number}.safetensors")
     assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
+
+
+def test_weights_lie_in_one_piece_and_stay_so_in_another_type():
+    policy = AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64)
+    before = [p.clone() for p in policy.parameters()]
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        policy.to(dtype)
+        parameters = list(policy.parameters())
+        ends = [p.data_ptr() + p.nbytes for p in parameters]
+        assert [p.data_ptr() for p in parameters[1:]] == ends[:-1] and all(p.dtype == dtype for p in parameters)
+    assert all(torch.equal(p, old.bfloat16().float()) for p, old in zip(policy.parameters(), before, strict=True))

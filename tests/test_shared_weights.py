@@ -5,7 +5,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from shared_weights import SharedWeights
+from shared_weights import SharedWeights, _joined
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SIZE = 200_000
@@ -59,3 +59,14 @@ def test_arrays_of_another_size_and_old_versions_are_refused():
         weights.publish([np.full(3, version, np.float32)], version=version)
         array = np.zeros(3, np.float32)
         assert weights.read([array], newer_than=41) == weights.version == version and (array == version).all()
+
+
+def test_arrays_that_lie_side_by_side_are_copied_as_one():
+    flat, apart = np.arange(9, dtype=np.float32), np.float32([9, 10, 11])
+    arrays = [flat[:4].reshape(2, 2), flat[4:5], flat[5:], apart, flat[:0]]
+    assert [len(array) for array in _joined(arrays)] == [9, 3, 0]
+    assert [len(array) for array in _joined([flat[5:], flat[:5]])] == [4, 5]  # the other way round
+    weights, target = SharedWeights(CONTEXT, 12), np.zeros(12, np.float32)
+    weights.publish(arrays)
+    there = [target[:7], target[7:].reshape(1, 5)]
+    assert weights.read(there) == 1 and target.tolist() == list(range(12))
