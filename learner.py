@@ -64,9 +64,9 @@ class Learner:
         # that has been made at random has no such skills, and must learn.
         policy.network.image_dense.requires_grad_(policy.fresh_images)
         trained = [p for p in policy.parameters() if p.requires_grad]
-        self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99))
+        self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99), fused=True)
         self.critic_optimizer = torch.optim.Adam(
-            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=self.CRITIC_LEARNING_RATE
+            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=self.CRITIC_LEARNING_RATE, fused=True
         )
         self.replay = PrioritizedReplay(config.replay_capacity, alpha=config.priority_alpha, seed=seed)
         self.critic_steps = 0  # updates of the critics alone, before the first of the policy

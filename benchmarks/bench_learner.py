@@ -62,7 +62,7 @@ class Step:
         self.weights = torch.linspace(-1, 1, BATCH)
         policy.network.image_dense.requires_grad_(False)
         self.trained = [p for p in policy.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.Adam(self.trained, lr=1e-5, betas=(0.9, 0.99))
+        self.optimizer = torch.optim.Adam(self.trained, lr=1e-5, betas=(0.9, 0.99), fused=True)
 
     def __call__(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
