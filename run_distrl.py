@@ -53,13 +53,14 @@ class Experiment:
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
 
+        from devices import threads
         from journal import Journal
         from learner import Learner
         from schedule import Schedule
 
         self.args, self.folder = args, folder
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
-        torch.set_num_threads(1)  # the second core belongs to the phones and the policy server
+        torch.set_num_threads(threads(policy))
         torch.set_flush_denormal(True)
         encoder = load_text_encoder(args)
         torch.manual_seed(args.run.seed)

@@ -41,6 +41,7 @@ from shared_weights import SharedWeights
 from tasks import Task
 
 OUTAGES = 3  # in a row, then the phone is restarted
+GATHER = 0.02  # share of the last batch's time that the policy server waits for a fuller one
 RESTART_PHONE = 3  # exit code of a worker that asks for it
 
 
@@ -250,35 +251,41 @@ def policy_server(
     _follow_parent("policy server")
     import torch
 
+    from devices import threads
     from lora import Receiver
     from policy import AutoUIPolicy
     from screen_features import Blip2Features
 
-    torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion).to(device)
+    torch.set_num_threads(threads(policy))
     receiver = Receiver(policy, precision, lora)
     see = Blip2Features(blip2).to(device) if blip2 else None
     generator = torch.Generator().manual_seed(seed)
-    version, workers = 0, set()
+    version, workers, took = 0, set(), 0.0
     control.send("ready")
     while True:
         requests, screens = [], []
-        for ready in wait([control, *workers]):
-            try:
-                message = ready.recv()
-            except (EOFError, ConnectionResetError, BlockingIOError):  # the last: stopped in the middle of it
+        found, until = wait([control, *workers]), time.monotonic() + GATHER * took
+        while found:
+            for ready in found:
+                try:
+                    message = ready.recv()
+                except (EOFError, ConnectionResetError, BlockingIOError):  # the last: stopped in the middle of it
+                    if ready is control:
+                        return
+                    workers.discard(ready)
+                    ready.close()
+                    continue
                 if ready is control:
-                    return
-                workers.discard(ready)
-                ready.close()
-                continue
-            if ready is control:
-                workers.add(message)
-            elif isinstance(message, np.ndarray):
-                screens.append((ready, message))
-            else:
-                requests.append((ready, *message))
+                    workers.add(message)
+                elif isinstance(message, np.ndarray):
+                    screens.append((ready, message))
+                else:
+                    requests.append((ready, *message))
+            left = until - time.monotonic() if len(requests) + len(screens) < len(workers) else 0.0
+            found = wait([control, *workers], left) if left > 0 else []
+        began = time.monotonic()
         newest = weights.read(receiver.arrays, newer_than=version)
         if newest != version:
             receiver.apply()
@@ -291,6 +298,7 @@ def policy_server(
             chosen = [r for r in requests if r[3] == greedy]
             for start in range(0, len(chosen), max_batch):
                 _answer(policy, chosen[start : start + max_batch], greedy, generator, version)
+        took = time.monotonic() - began
 
 
 def _answer(policy, requests: list, greedy: bool, generator, version: int) -> None:

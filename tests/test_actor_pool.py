@@ -7,12 +7,15 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import adbutils
+import numpy as np
 import pytest
 import torch  # noqa: F401  (this process has it, as the main process does: its children must not inherit it)
 
+import worker
 from actor_pool import ActorPool, _read_in_time
 from policy import AutoUIPolicy
 from replay import Trajectory
@@ -231,3 +234,32 @@ def test_when_no_worker_can_live_the_pool_says_why(policy_path):
         raise actors.pool.error
     actors.pool.stop()
     assert len(actors.lost) >= 2 and not any(alive(pid) for pid in actors.pool.pids)
+
+
+def test_the_policy_server_waits_a_moment_for_a_fuller_batch(tmp_path, monkeypatch):
+    """For a share of the last batch's time; nobody is waited for when all workers have asked."""
+    path, act = tmp_path / "policy.safetensors", AutoUIPolicy.act
+    AutoUIPolicy.small(seed=0, d_model=32, layers=1, heads=2, d_ff=64).save(path)
+    monkeypatch.setattr(worker, "_follow_parent", lambda name: None)
+    monkeypatch.setattr(worker, "GATHER", 8.0)
+    monkeypatch.setattr(AutoUIPolicy, "act", lambda self, *a, **how: (time.sleep(0.1), act(self, *a, **how))[1])
+    weights = SharedWeights(multiprocessing.get_context("forkserver"), 1)  # nothing is published
+    control, theirs = multiprocessing.Pipe()
+    server = threading.Thread(target=worker.policy_server, args=(path, weights, theirs, 32, 0))
+    server.start()
+    (one, to_one), (two, to_two), ask = multiprocessing.Pipe(), multiprocessing.Pipe(), ("a", np.zeros(1408), True)
+    assert control.recv() == "ready"
+    control.send(to_one)
+    one.send(ask)
+    assert one.recv().batch == 1
+    control.send(to_two)
+    one.send(ask)
+    time.sleep(0.15)  # the server waits up to 0.8 s
+    began = time.monotonic()
+    two.send(ask)
+    assert [one.recv().batch, two.recv().batch] == [2, 2] and time.monotonic() - began < 0.6
+    one.send(ask)
+    assert one.recv().batch == 1  # it waits no longer than that
+    control.close()
+    server.join(10)
+    assert not server.is_alive()
