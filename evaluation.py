@@ -37,6 +37,7 @@ def play(run, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
             run.pool.pump()
         if time.monotonic() - shown > 20:
             shown = time.monotonic()
+            run.warn()
             print(f"  {split}: {len(run.evaluations[split])}/{wanted} episodes", flush=True)
     if complete(run, split):
         track(run, split)

@@ -48,7 +48,7 @@ class NoPool:
     """In a pool's place when there are no phones: no workers, nobody to publish to."""
 
     alive = restarts = phone_restarts = env_steps = version = 0
-    error, pids, weights = None, (), SimpleNamespace(publish=lambda arrays, version: None)
+    error, last_error, pids, weights = None, "", (), SimpleNamespace(publish=lambda arrays, version: None)
 
 
 @dataclasses.dataclass

@@ -247,10 +247,11 @@ def table(results: dict, folder: Path) -> str:
         return (f"\nNot evaluated: no phones were used. {results['trajectories']} trajectories, {results['updates']} "
                 f"updates in {results['wall_seconds'] / 60:.1f} minutes.\n{look}")  # fmt: skip
     minutes = f"{results['wall_seconds'] / 60:.1f} minutes"
-    change = f"{percent(results['warmup_success_rate'])} -> {percent(results['success_rate'])} (greedy)"
+    how = f"(greedy, n {results['n']}, {results['unjudged']} without a verdict)"
+    change = f"{percent(results['warmup_success_rate'])} -> {percent(results['success_rate'])} {how}"
     sentence = f"{change} after {results['trajectories']} trajectories and {minutes}"
     if evaluated := results.get("evaluated"):
-        sentence = f"{percent(results['success_rate'])} (greedy): {evaluated}, {minutes}"
+        sentence = f"{percent(results['success_rate'])} {how}: {evaluated}, {minutes}"
     phones = results.get("phones", "simulated").replace("simulated", "simulated phones")
     lines = ["", f"{'family':<16}{'before':>8}{'after':>8}{'n':>6}"]
     for family, row in results["families"].items():

@@ -94,6 +94,7 @@ class Experiment:
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
         self.alarms: set[str] = set()  # kinds of those in the last row of metrics.csv
+        self.told: set[str] = set()  # errors of the actors that were told
         self.stopping = False
         self.tracker = None
         self.phones = "simulated"
@@ -257,6 +258,7 @@ class Experiment:
         """One progress line, and what is behind it."""
         from results import alarms, recent_metrics
 
+        self.warn()
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
             return
@@ -268,7 +270,8 @@ class Experiment:
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
-        again = f", {self.pool.phone_restarts} restarts" if self.pool.phone_restarts else ""
+        faults = ((self.pool.restarts, "worker", "replaced"), (self.pool.phone_restarts, "phone", "restarted"))
+        again = "".join(f", {number} {what}{'s' * (number > 1)} {done}" for number, what, done in faults if number)
         judged = ""
         if self.ledger:
             found = self.ledger.summary()
@@ -292,6 +295,13 @@ class Experiment:
             flush=True,
         )
         self.record(metrics)
+
+    def warn(self) -> None:
+        """What last befell a worker or its phone, with its remedy; the same words once only."""
+        said = " ".join(self.pool.last_error.split())
+        if said and said not in self.told:
+            self.told.add(said)
+            print(f"  warning: {said}", flush=True)
 
     def record(self, metrics: dict) -> None:
         """A row of metrics.csv, a point for the tracker."""

@@ -263,3 +263,31 @@ def test_the_policy_server_waits_a_moment_for_a_fuller_batch(tmp_path, monkeypat
     control.close()
     server.join(10)
     assert not server.is_alive()
+
+
+@pytest.mark.parametrize("end", ["bury", "stop"])
+def test_a_worker_that_dies_loses_no_finished_trajectory(policy_path, end):
+    """Two of its three episodes are finished and lie in its pipe when it is killed; the run may end then as well."""
+
+    class Nobody:
+        host, port, serials = "127.0.0.1", 9, ["toy"]
+
+    actors = Actors(Nobody, policy_path, generate_tasks("train", 18, seed=0))
+    (slot,), arrived = actors.pool._slots, []
+    actors.pool._on_trajectory = lambda *finished: arrived.append(finished)
+    slot.process = actors.pool._context.Process(target=signal.raise_signal, args=(signal.SIGKILL,))
+    slot.process.start(), slot.process.join()
+    slot.episodes, theirs = multiprocessing.Pipe()
+    for content in (b"one", b"two"):
+        theirs.send(("trajectory", content))
+    theirs.close()
+    actors.schedule.training = True
+    first, second, third = slot.pending = [actors.schedule.next() for _ in range(3)]
+    if end == "bury":
+        actors.pool._bury(slot, f"exit code {slot.process.exitcode}")
+        assert actors.pool.last_error == "worker 0 on toy: exit code -9" and slot.pending == []
+    else:
+        actors.pool.stop()
+        assert slot.pending == [third]  # nobody plays it any more
+    assert arrived == [(first, b"one"), (second, b"two")]
+    assert actors.lost == ([third] if end == "bury" else [])

@@ -5,6 +5,7 @@ The rules of an episode run against a phone of a few lines; tests/test_conforman
 import random
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -254,20 +255,25 @@ def test_a_judge_that_cannot_tell_is_none_and_the_last_verdict_counts(toy):
     assert [toy.step(a)[4]["success"] for a in (BACK, "?", "?", "?")] == [None] * 4
 
 
-def test_penalties():
+def test_a6_a22_penalties_end_nothing_and_what_is_no_action_reaches_no_phone():
     env = AndroidEnv(
-        ToyPhone(),
+        phone := ToyPhone(),
         [TASK],
         CountJudge(),
-        horizon=9,
+        horizon=10,
         repetition_penalty=0.4,
         empty_type_penalty=1.0,
         invalid_penalty=0.25,
     )
     env.reset()
     blank = format_action(Action("TYPE", text=" "))
-    rewards = [env.step(a)[1] for a in (BACK, BACK, BACK, blank, "?", "?", BACK)]
-    assert rewards == pytest.approx([0, -0.4, -0.8, -1.0, -0.25, -0.65, 0])
+    taps = [text_of(touch="[1.5, -0.2]"), text_of(touch="[nan, 0.2]")]
+    steps = [env.step(a) for a in (BACK, BACK, BACK, blank, "?", "?", BACK, *taps)]
+    assert [s[1] for s in steps] == pytest.approx([0, -0.4, -0.8, -1.0, -0.25, -0.65, 0, -0.25, -0.25])
+    assert not any(terminated or truncated for _, _, terminated, truncated, _ in steps)
+    assert [s[4]["invalid"] for s in steps] == [False] * 4 + [True] * 2 + [False] + [True] * 2
+    assert not any(call.startswith(("tap", "swipe")) for call in phone.calls)
+    assert env.step(BACK)[3]  # the tenth: all of them were counted
     with pytest.raises(ValueError, match=">= 0"):
         AndroidEnv(ToyPhone(), [TASK], CountJudge(), invalid_penalty=-1)
 
@@ -309,6 +315,20 @@ def test_reset_never_stops_the_home_app_even_when_the_first_one_fails_halfway():
     env.reset()
     forget = "rm -f /data/local/tmp/distrl-touched"
     assert phone.calls[-1] == f"am force-stop com.app; am force-stop com.under; {forget}; input keyevent 3"
+
+
+def test_a17_a_snapshot_that_is_rejected_is_told_and_the_apps_are_cleared_instead(monkeypatch):
+    env, asked = AndroidEnv(ToyPhone(), [TASK], CountJudge(), reset_mode="snapshot"), []
+    refusal = "KO: Snapshot 'default_boot' was made by another version of the emulator"
+    monkeypatch.setattr("emulator.load_snapshot", lambda phone: asked.append(phone) or refusal)
+    with pytest.warns(UserWarning, match=f"{refusal}: apps are stopped and cleared instead"):
+        obs, _ = env.reset(seed=1)
+    assert env.reset_mode == "clear" and obs["image"].shape == (200, 100, 3)
+    env.step(TAP)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.reset(seed=2)  # asked and told once
+    assert asked == [env.phone] and "am force-stop com.app; pm clear com.app" in env.phone.calls[-1]
 
 
 def test_reset_needs_a_task():

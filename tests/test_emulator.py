@@ -13,8 +13,10 @@ import pytest
 
 import emulator
 from adb_phone import AdbPhone, list_devices
+from args import PhoneArgs
 from emulator import EmulatorError, Emulators, acceleration_problem, allocate_ports, claim, console, emulator_argv
 from judge_clients import without_keys
+from phone_source import phone_source
 from sim import start_phones
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,7 +65,7 @@ def test_a20_a_port_is_claimed_before_its_emulator_listens():
             assert claim("emulator-5680") is None
 
 
-def test_a20_more_than_15_get_another_adb_server(monkeypatch):
+def test_a20_more_than_15_get_another_adb_server_and_its_port_is_told(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(emulator, "find_emulator", lambda: "emulator")
     monkeypatch.setattr(emulator, "list_avds", lambda executable: ["test"])
@@ -78,6 +80,14 @@ def test_a20_more_than_15_get_another_adb_server(monkeypatch):
     assert servers == [7000] * 15 + [7001] * 15 + [7002] * 2
     assert [int(env["ANDROID_ADB_SERVER_PORT"]) for _, env in started] == servers
     assert len({argv[argv.index("-port") + 1] for argv, _ in started}) == 32
+    monkeypatch.setattr(emulator, "how_many_fit", lambda avd, count: (count, ""))
+    monkeypatch.setattr("phone_source.require_network", lambda *_: None)
+    monkeypatch.setattr("phone_source.with_packages", lambda addresses: addresses)
+    for number, told in ((15, False), (32, True)):
+        with phone_source(PhoneArgs(avd="test", num_workers=number)) as source:
+            assert len({address.port for address in source.addresses}) == (3 if told else 1)
+        said = [line for line in capsys.readouterr().out.splitlines() if "no more than about 15 emulators" in line]
+        assert [line.split(": ")[1] for line in said] == ["adb servers on ports 7000, 7001, 7002"] * told
 
 
 class Ended:

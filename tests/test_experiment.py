@@ -166,7 +166,7 @@ def test_another_tokenizer_is_refused_whether_weights_are_published_or_not():
 
 def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
     run = begin(tmp_path / "run", small())
-    run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0, phone_restarts=0)
+    run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0, phone_restarts=0, last_error="")
     row = {"success": False, "return": 0.0, "length": 3, "lag": 1.0, "oldest": 1, "at": 0.0,
            "seconds": 1.0, "policy_seconds": 0.5, "server_batch": 1.0}  # fmt: skip
 
@@ -190,6 +190,30 @@ def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
     assert "1 updates left out, as something was not finite" in said
     run.learner.skipped = 2
     assert len(warnings(0.9, bound)) == 1
+
+
+def test_what_befalls_workers_and_phones_is_told_with_its_remedy_once_while_the_run_goes_on(tmp_path, capsys):
+    run = begin(tmp_path / "run", small())
+    run.pool = SimpleNamespace(alive=1, env_steps=9, restarts=0, phone_restarts=0, last_error="")
+
+    def told(error: str, workers: int, phones: int) -> list[str]:
+        run.pool.last_error, run.pool.restarts, run.pool.phone_restarts = error, workers, phones
+        run.log(1.0, 60.0)
+        return capsys.readouterr().out.splitlines()
+
+    first = "adb: device 'R58M12' is unauthorized:\naccept the prompt on its screen"
+    assert told("", 0, 0) == ["  1 phones alive, waiting for the first trajectories"]
+    assert told(first, 1, 0)[0] == f"  warning: {first}".replace("\n", " ")  # before there is any trajectory
+    assert len(told(first, 1, 0)) == 1
+    run.recent.append({"success": True, "return": 1.0, "length": 3, "lag": 1.0, "oldest": 1, "at": 0.0, "invalid": 0.0,
+                       "seconds": 1.0, "policy_seconds": 0.05, "server_batch": 1.0})  # fmt: skip
+    (line,) = told(first, 1, 0)
+    assert "phones 1/32 (waiting 5%, 1 worker replaced) |" in line
+    second = "worker 1 on R58M13: exit code 3, after its screen is locked: unlock it"
+    warning, line = told(second, 3, 2)
+    assert warning == f"  warning: {second}"
+    assert "(waiting 5%, 3 workers replaced, 2 phones restarted) |" in line
+    assert len(told(first, 3, 2)) == 1  # again, but it is known
 
 
 # ---- room on the disk

@@ -4,9 +4,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +101,7 @@ def test_only_the_answers_own_text_counts(wire):
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("entry", ["silent", "slow"])
-def test_B7_silence_ends_at_the_timeout_while_others_go_on(wire, entry):
+def test_B7_silence_ends_at_the_timeout_and_the_heart_beats_meanwhile(wire, entry):
     beats = []
     with JudgeServer([entry]) as server:
         config = JudgeConfig("openai", "some-model", server.url, timeout=0.3)
@@ -111,6 +113,30 @@ def test_B7_silence_ends_at_the_timeout_while_others_go_on(wire, entry):
         assert len(server.requests) == 2  # asked again once
     assert verdict.success is None and verdict.reason.startswith(("silent", "unavailable"))
     assert 0.5 < seconds < 10 and len(beats) >= 2
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_B7_another_judge_gets_its_verdict_while_the_first_is_silent(wire, tmp_path):
+    """Two workers share a run's ledger. The server of the first one is silent until the other one has its verdict."""
+    asked, judged = threading.Event(), threading.Event()
+
+    def silent(_) -> str:
+        asked.set()
+        judged.wait(60)
+        return SUCCESS
+
+    def judge(server: JudgeServer) -> VisionJudge:
+        config = JudgeConfig("openai", "some-model", server.url, timeout=4.0, ledger=str(tmp_path / "judge.sqlite"))
+        return VisionJudge(config, ask=client(wire, server.url), sleep=lambda _: None)
+
+    failure = "It is not.\nStatus: failure"
+    with JudgeServer(silent) as quiet, JudgeServer([failure]) as prompt, ThreadPoolExecutor() as pool:
+        first = pool.submit(judge(quiet).judge, TASK, (), [PNG])
+        assert asked.wait(10)
+        other = judge(prompt).judge(TASK, (), [PNG])
+        judged.set()
+        assert other.success is False and first.result().success is True
+        assert len(quiet.requests) == len(prompt.requests) == 1  # the first one never gave up
 
 
 @pytest.mark.parametrize("wire", WIRES)

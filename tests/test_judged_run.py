@@ -2,6 +2,8 @@
 
 import base64
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from journal import Journal
 from judge_check import most_judge_calls, start_judge
 from policy import AutoUIPolicy
 from replay import Trajectory
+from results import start_tracking
 from run_folder import RunStopped, UsageError, make_folder
 from sim.judge_server import JudgeServer, RuleAnswers
 from tasks import generate_tasks, parse_task
@@ -276,10 +279,16 @@ def test_B8_B14_B16_a_run_with_a_budget_pauses_resumes_and_tells_no_key(tmp_path
     assert SECRET not in out + err + repr(args_for())
 
 
-def test_B16_config_json_and_args_hold_no_key(tmp_path, monkeypatch):
+def test_B16_config_json_args_and_what_the_tracker_is_given_hold_no_key(tmp_path, monkeypatch):
     for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, SECRET)
     folder = make_folder(tmp_path, "run", args_for("gemini"))
     assert SECRET not in (folder / "config.json").read_text() + repr(args_for("gemini"))
     config = judge_config(args_for("gemini").judge, folder)
     assert SECRET not in repr(config) and SECRET not in repr(vars(evaluator.make_judge(config)))
+    given = []
+    wandb = SimpleNamespace(Error=OSError, Settings=dict, init=lambda **options: given.append(options))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    start_tracking(args_for("gemini"), folder)
+    (options,) = given
+    assert options["config"]["judge"]["judge"] == "gemini" and SECRET not in repr(options)

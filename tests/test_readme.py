@@ -1,5 +1,9 @@
-"""Each ```python block of README.md runs as it stands, from the repository root."""
+"""Each ```python block of README.md runs as it stands, from the repository root; its map of the files has their lines.
 
+    python tests/test_readme.py                    # puts the right numbers of lines into the map
+"""
+
+import difflib
 import os
 import re
 import subprocess
@@ -19,6 +23,42 @@ def snippets(markdown: str) -> list[str]:
 BLOCKS = snippets(README.read_text(encoding="utf-8")) if README.exists() else []
 
 
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def with_lines(markdown: str) -> str:
+    """The README with the right numbers of lines in its map of the files: of a file, several, or a folder's Python."""
+
+    def row(found: re.Match) -> str:
+        names = re.findall(r"`([^`]+)`", found[1])
+        number = " + ".join(str(lines(ROOT / name)) for name in names if not name.endswith("/"))
+        if not number:
+            inside = [lines(path) for path in sorted((ROOT / names[0]).rglob("*.py"))]
+            number = f"{sum(inside):,} in {len(inside)}"
+        what = re.sub(r"`([\w.]+)` \(\d+\)", lambda name: f"`{name[1]}` ({lines(ROOT / name[1])})", found[2])
+        return f"| {found[1]} | {number} | {what} |"
+
+    before, head, rest = markdown.partition("| file | lines | what it is |\n|---|---|---|\n")
+    table, after = rest.split("\n\n", 1)
+    return before + head + re.sub(r"^\| (.+?) \| [^|]+ \| (.+) \|$", row, table, flags=re.M) + "\n\n" + after
+
+
+def test_G7_the_map_has_every_file_and_its_lines():
+    text = README.read_text(encoding="utf-8")
+    right = with_lines(text)
+    wrong = difflib.unified_diff(text.splitlines(), right.splitlines(), "README.md", "the files", n=0, lineterm="")
+    assert not (said := "\n".join(wrong)), f"python tests/test_readme.py mends it:\n{said}"
+    names = {name for name in re.findall(r"`([\w.]+\.py)`", text.split("| file | lines |")[1].split("\n\n")[0])}
+    assert names == {path.name for path in ROOT.glob("*.py")}
+
+
+def test_G7_no_file_is_longer_than_can_be_read():
+    paths = [path for folder in (".", "sim", "benchmarks", "reproduce") for path in ROOT.joinpath(folder).glob("*.py")]
+    long = {path.name: lines(path) for path in paths if lines(path) > 400}
+    assert len(paths) > 80 and long.keys() <= {"run_distrl.py"} and long.get("run_distrl.py", 0) <= 600, long
+
+
 def test_snippets_are_found():
     text = "a\n```python\nx = 1\n\ny = 2\n```\n```bash\nls\n```\n```python\nz = 3\n```\n"
     assert snippets(text) == ["x = 1\n\ny = 2\n", "z = 3\n"]
@@ -31,3 +71,7 @@ def test_snippet_runs(number):
     done = subprocess.run([sys.executable, "-c", BLOCKS[number]], cwd=ROOT, env=environment, timeout=120,
                           capture_output=True, text=True)
     assert done.returncode == 0, f"README.md, Python block {number + 1}:\n{BLOCKS[number]}\n{done.stderr}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_lines(README.read_text(encoding="utf-8")), encoding="utf-8")

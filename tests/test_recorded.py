@@ -358,7 +358,8 @@ def test_offline_then_phones(runs, tmp_path):
     assert marked == [True] * recorded + [False] * (len(ids) - recorded) and 4 <= len(ids) - recorded <= 5
 
 
-def test_a_bad_path_gets_one_line_and_leaves_no_folder(runs, tmp_path, capsys):
+def test_G2_a_bad_path_gets_one_line_and_leaves_no_folder(runs, tmp_path, capsys):
+    """Without --offline a run begins on phones: tests/test_run.py."""
     flags = [*FLAGS, "--policy", runs["policy"], "--runs-dir", tmp_path / "runs"]
     assert here(*flags, "--offline", tmp_path / "nothing") == 2
     error = capsys.readouterr().err

@@ -133,11 +133,15 @@ def test_metrics_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.csv")[1] == {"step": 2, "trajectories": 10, "losses/entropy": 0.25}
 
 
-def test_the_table_says_where_to_look():
+def test_G3_the_table_ends_with_the_result_and_says_where_to_look():
     results = summarise(WARMUP, FINAL) | {"trajectories": 12, "wall_seconds": 90.0}
     text = table(results, Path("runs/x"))
-    assert "50% -> 100%" in text and "12 trajectories and 1.5 minutes" in text
+    (said,) = [line for line in text.splitlines() if line.startswith("Success on held-out tasks")]
+    assert said == ("Success on held-out tasks 50% -> 100% (greedy, n 2, 0 without a verdict) after 12 trajectories "
+                    "and 1.5 minutes on simulated phones.")
     assert "runs/x/report.html" in text.replace("\\", "/") and "runs/x/results.json" in text.replace("\\", "/")
+    doubtful = summarise([], [*FINAL, ("maps", True, None, 3)]) | {"wall_seconds": 90.0, "evaluated": "runs/x"}
+    assert "100% (greedy, n 2, 1 without a verdict): runs/x" in table(doubtful | {"trajectories": 0}, Path("runs/y"))
 
 
 @dataclass
@@ -188,7 +192,7 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
     args = Args()
     args.phones.devices = ("R58M12",)
     run = Experiment(args, tmp_path, [task], [task], policy)
-    run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, env_steps=5)
+    run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, env_steps=5, last_error="")
     for split, more in (("train", {}), ("warmup", {"unsupported_text": 2}), ("train", {"unsupported_text": 1})):
         played = Trajectory(
             task.instruction, task.family, ["p0", "p1"], np.zeros((2, 1408), np.float16), ["a"], token_ids=[[1]],
@@ -201,7 +205,7 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
         pass
     run.log(1.0, 10.0)
     out = capsys.readouterr().out
-    assert out.count("warning: no ADBKeyBoard on R58M12") == 1 and "2 restarts" in out
+    assert out.count("warning: no ADBKeyBoard on R58M12") == 1 and "3 workers replaced, 2 phones restarted)" in out
     (row,) = read_metrics(tmp_path / "metrics.csv")
     assert (row["stats/unsupported_text"], row["stats/phone_restarts"], row["stats/worker_restarts"]) == (3, 2, 3)
     run.save()

@@ -107,8 +107,8 @@ def wait_for_trajectories(run: Path, number: int, seconds: float = 60) -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-def test_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
-    """Issue 2, "Bad input"."""
+def test_G2_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
+    """Issue 2, "Bad input"; case G2: a wrong path to what it is to start from is told before any worker."""
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "unknown.txt").write_text("Open the calendar\n\npaint the fence\n")
     (tmp_path / "no_run").mkdir()
@@ -141,7 +141,7 @@ def test_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
 # ---------------------------------------------------------------------- a run's life
 
 
-def test_a_run_survives_ctrl_c_a_full_disk_and_a_kill_and_then_ends_well(folder, tmp_path):
+def test_E2_E3_G3_a_run_survives_ctrl_c_a_full_disk_and_a_kill_and_then_ends_well(folder, tmp_path):
     """Cases E2, E3, G3 and the issue's last point: one run, cut short in three ways, loses and repeats nothing."""
     # Ctrl-C to the whole process group while it trains.
     program = Program(*TINY, "--policy", folder / "policy.safetensors", "--runs-dir", tmp_path)
@@ -193,6 +193,8 @@ def test_a_run_survives_ctrl_c_a_full_disk_and_a_kill_and_then_ends_well(folder,
     assert final.items() >= journaled.items() and len(final) >= 60
     assert len(set(final.values())) == len(final)  # each trajectory once
     results = json.loads((run / "results.json").read_text())
+    how = f"(greedy, n {results['n']}, {results['unjudged']} without a verdict)"
+    assert how in next(line for line in out.splitlines() if line.startswith("Success on held-out tasks"))
     assert {"warmup_success_rate", "success_rate", "ci95", "n", "unjudged", "trajectories", "wall_seconds",
             "task_set", "judge", "seed", "versions"} <= results.keys()  # fmt: skip
     assert results["trajectories"] == len(final) and results["n"] + results["unjudged"] == 2 and results["updates"] > 0
