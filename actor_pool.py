@@ -125,7 +125,8 @@ class ActorPool:
                 raise RuntimeError(f"no worker could be started: {self.last_error or self.error}") from self.error
             if time.monotonic() > deadline:
                 ready = f"{self.alive} of {len(self._slots)} workers"
-                raise RuntimeError(f"only {ready} are ready after {timeout:.0f} s: {self.last_error}")
+                why = self.last_error or "the machine is overloaded: fewer --num-workers"
+                raise RuntimeError(f"only {ready} are ready after {timeout:.0f} s: {why}")
             self._stop.wait(0.02)
 
     def stop(self) -> None:

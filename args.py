@@ -19,7 +19,7 @@ from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
 from policy_check import check_policy
 from recorded import alone
-from run_folder import UsageError, check_range, make_folder, read_args
+from run_folder import UsageError, check_range, make_folder, read_args, write_args
 from tasks import Task, generate_tasks, load_tasks, overlap
 
 SHOW_ALL = "--help-all"
@@ -43,11 +43,11 @@ class RunArgs:
     runs_dir: Path = Path("runs")
     """where run folders go"""
     resume: Path | None = None
-    """go on with this run folder; every other flag is taken from it"""
+    """go on with this run folder, with its flags; beside it only --check and a larger --max-judge-calls count"""
     serial: bool = False
-    """worker, policy and learner in one process, one phone, no time limit: slow, repeatable, easy to debug"""
+    """worker, policy and learner in one process, one phone, latency 0, no time limit: repeatable, easy to debug"""
     eval: Path | None = None
-    """evaluate this run's policy, or this file's or folder's, and stop: --eval-tasks in order, or the held-out ones"""
+    """play --eval-tasks with the policy of this run, checkpoint or file, learn nothing, stop"""
     sync: Expert[bool] = False
     """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
     keep_screens: Expert[float] = 0.1
@@ -218,7 +218,7 @@ class Args:
 
 
 def parse(description: str) -> Args:
-    """The command line; `--help` and `--help-all` print and exit. UsageError: --replay of what is no run."""
+    """The command line; `--help` and `--help-all` print and exit. UsageError: --replay or --eval of what is none."""
     import tyro
 
     if {"-h", "--help", SHOW_ALL} & set(sys.argv):
@@ -237,7 +237,31 @@ def parse(description: str) -> Args:
         if args.run.eval and args.tasks.tasks != train:  # what it was trained on is known: the file to evaluate on
             args.tasks.tasks, args.tasks.eval_tasks = train, args.tasks.tasks
     elif args.run.eval:
+        if not args.run.eval.exists():
+            raise UsageError(f"--eval {args.run.eval}: no such file or folder: give a run, a checkpoint or a policy")
         args.policy.policy, args.tasks.eval_tasks = args.run.eval, args.tasks.eval_tasks or args.tasks.tasks
+    return args
+
+
+def resumed(args: Args) -> Args:
+    """The flags of the run that --resume names, with a new --max-judge-calls, which is written there.
+
+    UsageError: no run, one that is not resumed, or a number that does not suit it; its config.json is as it was.
+    """
+    folder, budget, check = args.run.resume, args.judge.max_judge_calls, args.phones.check
+    args = read_args(folder, Args)
+    if args.run.eval and not check:
+        raise UsageError(f"--resume {folder}: an evaluation is not resumed: begin it again with --eval {args.run.eval}")
+    if budget:
+        args.judge.max_judge_calls = budget
+        check_range(vars(args.judge), "max_judge_calls", 0)
+        judge_config(args.judge)
+        try:
+            if not check:
+                write_args(folder, args)
+        except OSError as error:
+            raise UsageError(f"--resume {folder}: cannot write there ({error.strerror}): make it writable") from error
+    args.run.resume, args.phones.check = folder, check
     return args
 
 
@@ -267,8 +291,8 @@ def check_phones(phones: PhoneArgs) -> None:
                 raise UsageError(f"--{name.replace('_', '-')} is for simulated phones: leave it out with others")
 
 
-def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
-    """Everything that can be refused before anything is started. Returns the tasks and the run's folder."""
+def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
+    """Everything that can be refused before anything is started. Returns the tasks to train and to evaluate on."""
     if not args.run.resume:  # else it was, with the defaults of then
         check_phones(args.phones)
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
@@ -301,12 +325,20 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
         test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", number)
         test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:
-        return train, test, args.run.resume
+        return train, test
     if args.algorithm.algo != "aride":
         check_baseline(args.algorithm)
     if not args.tasks.allow_overlap and (both := overlap(train, test)["exact"]):
         raise UsageError(f"{both} of {len(test)} tasks to evaluate on are trained on too: take others for --tasks or "
                          "--eval-tasks, or go on with --allow-overlap")  # fmt: skip
+    return train, test
+
+
+def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
+    """Checks all flags; returns the tasks and the run's folder, which is made when the run is new."""
+    train, test = check_flags(args)
+    if args.run.resume:
+        return train, test, args.run.resume
     kind = "eval" if args.run.eval else "rec" if alone(args) else "sim" if args.phones.simulated else "adb"
     name = f"{kind}__{args.run.exp_name}__{args.run.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
     return train, test, make_folder(args.run.runs_dir, name, args)
@@ -325,7 +357,8 @@ def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:
     """What a worker builds its judge from; its ledger is the folder's. UsageError: flags that do not go together."""
     given = [name for name, value in vars(judge).items() if name != "judge" and value != getattr(JudgeArgs, name)]
     if judge.judge == "rules" and given:
-        raise UsageError(f"--{given[0].replace('_', '-')}: rules need no model: add --judge gemini or openai")
+        name = given[0].replace("_", "-")
+        raise UsageError(f"--{name}: rules need no model: leave it out, or add --judge gemini or openai")
     if problem := url_problem(judge.judge_url):
         raise UsageError(f"--judge-url{problem}")
     return JudgeConfig(

@@ -1,6 +1,6 @@
 """How far a judge can be trusted: its verdicts on screens that were labelled by hand, or by rule on simulated phones.
 
-    python evaluator.py --calibrate-sim calib                               # makes such a folder, near misses included
+    python evaluator.py --calibrate-sim calib --judge gemini           # makes such a folder first, near misses included
     python evaluator.py --calibrate calib --judge gemini openai:qwen2.5-vl@http://127.0.0.1:8000
 
 A folder holds PNG or JPEG screens and labels.csv (or labels.jsonl) with `image`, `task`, `label` (success or failure),
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from evaluator import JudgeConfig, Verdict, VisionJudge, encode_screen
+from journal import JournalError
 from judge_clients import DEFAULT_MODELS, MissingClient, url_problem
 from judge_ledger import cost
 from run_data import wilson_interval
@@ -228,7 +229,7 @@ def make_sim_folder(folder: Path, number: int = 120, seed: int = 0) -> dict[str,
     at first?) are left out: nobody could label them from the picture.
     """
     if (folder / "labels.csv").exists():
-        raise UsageError(f"--calibrate-sim {folder}: there is a labels.csv already: name another folder")
+        raise UsageError(f"--calibrate-sim {folder}: it has a labels.csv already: --calibrate it, or name another")
     rng, rows, counts = random.Random(seed), [], {"done": 0, "one step short": 0, "another task": 0}
     folder.mkdir(parents=True, exist_ok=True)
     tasks = generate_tasks("test", 10 * number, seed)
@@ -283,7 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python evaluator.py", description="Measure judges, or judge a run again.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--calibrate", type=Path, metavar="FOLDER", help="judges against the labels of this folder")
-    what.add_argument("--calibrate-sim", type=Path, metavar="FOLDER", help="make such a folder from simulated phones")
+    what.add_argument("--calibrate-sim", type=Path, metavar="FOLDER",
+                      help="make such a folder from simulated phones; with --judge, go on with --calibrate there")
     what.add_argument("--rejudge", type=Path, metavar="RUN", help="settle the run's trajectories without a verdict")
     parser.add_argument("--judge", nargs="+", default=[], metavar="KIND[:MODEL][@URL]",
                         help="default: rules; for --rejudge the run's own")
@@ -298,14 +300,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not (min(limits.get("rpm", 0), limits.get("max_calls", 0)) >= 0 < min(limits.get("votes", 1), args.number)):
             raise UsageError("--judge-rpm and --max-judge-calls: at least 0, --judge-votes and --number: at least 1")
+        for name in args.judge:  # before screens are made for it
+            parse_judge(name)
         if args.calibrate_sim:
             counts = make_sim_folder(args.calibrate_sim, args.number, args.seed)
             print(f"{args.calibrate_sim}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items()))
+            if args.judge:
+                _calibrate(args.calibrate_sim, args.judge, limits)
+            else:
+                print(f"Now measure judges: python evaluator.py --calibrate {args.calibrate_sim} --judge gemini rules")
         elif args.calibrate:
             _calibrate(args.calibrate, args.judge or ["rules"], limits)
         else:
             _rejudge(args, limits)
-    except (UsageError, MissingClient, OSError) as error:
+    except (UsageError, MissingClient, JournalError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -351,7 +359,7 @@ def _rejudge(args, limits: dict) -> None:
     from run_folder import read_args
 
     run = args.rejudge
-    config = judge_config(read_args(run, Args).judge, run)
+    config = judge_config(read_args(run, Args, "--rejudge").judge, run)
     if args.judge:
         config = parse_judge(args.judge[0], ledger=str(run / "judge.sqlite"))
     config = replace(config, **limits)

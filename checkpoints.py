@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -165,15 +166,23 @@ def add_image_layers(state: dict[str, Tensor]) -> bool:
     return True
 
 
+def differences(there: Mapping, here: Mapping, where: str) -> list[str]:
+    """Both shapes, in words, of each tensor that has not the same one `there` and `here`, or is absent on one side."""
+    shapes = {
+        name: [tuple(side[name].shape) if name in side else "absent" for side in (there, here)]
+        for name in (*here, *sorted(there.keys() - here.keys()))
+    }
+    return [f"{name}: {a} in the {where}, {b} here" for name, (a, b) in shapes.items() if a != b]
+
+
 def refuse_another(policy, state: dict) -> None:
     """ValueError: a checkpoint of `Learner` that belongs to another policy or tokenizer than this one."""
     from lora import changed_base
 
     here, there = policy.state_dict(), state["policy"]
-    shapes = {name: (tuple(there[name].shape) if name in there else None, tuple(here[name].shape)) for name in here}
-    wrong = [f"{name}: {a} in the checkpoint, {b} here" for name, (a, b) in shapes.items() if a != b]
-    if wrong:
-        raise ValueError(f"a policy of another size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
+    if wrong := differences(there, here, "checkpoint"):
+        what = "a policy of another size: put the --policy of then back"
+        raise ValueError(f"{what}; {len(wrong)} tensors differ: " + "; ".join(wrong[:3]))
     if state.get("vocabulary") not in (None, policy.codec.fingerprint()):  # None: an older checkpoint
         raise ValueError("another tokenizer than the run began with: put the old one back beside --policy")
     if changed := changed_base(policy, there):

@@ -20,7 +20,7 @@ from pathlib import Path
 import adbutils
 
 from adb_phone import AdbPhone, AndroidEnvError, list_devices
-from args import Args, check_phones, judge_config
+from args import Args, check_flags, check_phones, judge_config
 from judge_check import ask_judge
 from policy_check import check_policy
 from run_folder import KEPT, LEAST_FREE, RunStopped, UsageError
@@ -57,6 +57,7 @@ def check(args: Args) -> int:
 
 def examine(args: Args) -> Iterator[Row]:
     """All rows, in the order of the table."""
+    yield flags_row(args)
     yield adb_row()
     yield from phone_rows(args)
     yield judge_row(args)
@@ -74,6 +75,15 @@ def table(rows: list[Row]) -> str:
             lines.append(f"    {'':<{width}}  -> {row.remedy}")
     missing = sum(not row.ok for row in rows)
     return "\n".join([*lines, "", f"{missing} of {len(rows)} are missing." if missing else "Everything is there."])
+
+
+def flags_row(args: Args) -> Row:
+    """Would a run with these flags begin?"""
+    try:
+        train, test = check_flags(args)
+    except UsageError as error:
+        return Row("flags", False, "refused", str(error))
+    return Row("flags", True, f"{len(train)} instructions to train on, {len(test)} to evaluate on")
 
 
 def adb_row() -> Row:
@@ -228,7 +238,7 @@ def checkpoint_row(args: Args) -> Row:
         policy, _ = load_policy(args)
         learner = Learner(policy, args.algorithm, text_encoder=load_text_encoder(args))
         load_screen_features(args)
-    except UsageError as error:
+    except (UsageError, ValueError) as error:  # the latter: torch's, of a flag that is refused above
         return Row("checkpoint", False, str(path), str(error))
     found = f"{path}: {sum(p.numel() for p in policy.parameters()) / 1e6:.2f}M parameters"
     return Row("checkpoint", True, found, checkpoint_bytes=learner.checkpoint_bytes())

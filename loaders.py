@@ -30,7 +30,8 @@ def load_policy(args: Args):
     try:
         policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"--policy {path}: {error}") from error
+        flag = "--eval" if path == args.run.eval else "--policy"
+        raise UsageError(f"{flag} {path}: {error}") from error
     for note in policy.notes:
         print(f"--policy {path}: {note}")
     seen = "thumbnail" if args.policy.screen_features == "thumbnail" else "blip2"

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lora
 from autoui import FEATURE_DIM, AutoUINetwork, initialize
-from checkpoints import PICKLED, add_image_layers, read_published
+from checkpoints import PICKLED, add_image_layers, differences, read_published
 from devices import HostCopy, put
 from lora import PRECISIONS
 from tokenizer import Codec, build_tokenizer
@@ -345,16 +345,13 @@ class AutoUIPolicy(nn.Module):
                         f"{key} differs from shared.weight, which the config ties it to: set "
                         '"tie_word_embeddings": false in the config if the output layer is its own'
                     )
-        wrong = [
-            f"{key}: {tuple(state[key].shape)} in the file, {tuple(p.shape)} here"
-            for key, p in wanted.items()
-            if key in state and state[key].shape != p.shape
-        ]
-        if wrong:
+        missing, unknown = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
+        # Only more or fewer layers is another size, too.
+        layers = not (missing and unknown) and all(".block." in key for key in missing + unknown)
+        if wrong := [line for line in differences(state, wanted, "file") if layers or "absent" not in line]:
             raise ValueError(
                 f"weights of another policy size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3])
             )
-        missing, unknown = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
         if missing or unknown:
             plain = "image_dense.weight" in missing and "shared.weight" not in missing
             hint = " (a plain T5 has no image layers: --init-fusion adds fresh ones)" if plain else ""

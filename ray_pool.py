@@ -203,7 +203,7 @@ class RayPool:
             if time.monotonic() > deadline:
                 ready = sum(node.ready for node in self._nodes.values())
                 raise RuntimeError(f"only {ready} of {len(self._nodes)} nodes are ready after {timeout:.0f} s: "
-                                   f"{self.last_error}")  # fmt: skip
+                                   f"{self.last_error or 'are they overloaded? Fewer --workers-per-node'}")  # fmt: skip
             self._stop.wait(0.05)
 
     def stop(self) -> None:

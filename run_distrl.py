@@ -34,12 +34,12 @@ from pathlib import Path
 
 import evaluation
 from adb_phone import AndroidEnvError
-from args import Args, judge_config, parse, prepare
+from args import Args, judge_config, parse, prepare, resumed
 from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from loaders import load_policy, load_screen_features, load_text_encoder
 from recorded import Recording, alone, learn_alone, read
-from run_folder import RunStopped, UsageError, check_room, load_checkpoint, read_args, save_checkpoint, write_args
+from run_folder import RunStopped, UsageError, check_room, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
 
@@ -432,6 +432,13 @@ def share(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.2f}"
 
 
+def go_on(args: Args, folder: Path) -> str:
+    """What to do with a run that was cut short, for a person."""
+    if args.run.eval:
+        return f"Begin it again, with the same flags: python run_distrl.py --eval {args.run.eval}"
+    return f"Go on with: python run_distrl.py --resume {folder}"
+
+
 def run(args: Args, team=None) -> int:
     """The whole run; `team`: the other processes that learn with this one. Returns the exit code."""
     if team:
@@ -447,7 +454,7 @@ def run(args: Args, team=None) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     except (RunStopped, FloatingPointError, LedgerError, AndroidEnvError) as error:
-        raise RunStopped(f"{error}\nGo on with: python run_distrl.py --resume {folder}") from error
+        raise RunStopped(f"{error}\n{go_on(args, folder)}") from error
 
 
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task], team=None) -> int:
@@ -458,7 +465,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     from pools import make_pool, patience, phones_of
     from results import start_tracking, table
 
-    if args.run.eval and not args.run.resume:
+    if args.run.eval:
         evaluation.take_policy(args, folder)
     policy, policy_path = load_policy(args)
     lossy = policy.codec.lossy({task.instruction for task in train_tasks}) if args.policy.policy else []
@@ -473,7 +480,9 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         try:
             experiment.load()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise UsageError(f"--resume {folder}: {error}") from error
+            unfit = f"the newest checkpoint does not fit ({error}): remove it to go on without it"
+            why = unfit if isinstance(error, KeyError) else error
+            raise UsageError(f"--resume {folder}: {why}") from error
 
     device = own_device(args.policy.device)
     if team:
@@ -520,13 +529,13 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             if paused.kind != "budget":
                 raise RunStopped(f"the judge takes no more calls ({paused.kind}): {paused.reason}; {saved}")
             more = f"--max-judge-calls {2 * experiment.judge.max_calls}"
-            print(f"Paused: {paused.reason}; {saved}\nGo on with: python run_distrl.py --resume {folder} {more}")
+            print(f"Paused: {paused.reason}; {saved}\n{go_on(args, folder)} {more}")
             return 0
         if experiment.stopping and args.run.eval:
             print(f"Stopped: what was played is in {folder / 'journal.sqlite'}; an evaluation is not resumed")
             return 130
         if experiment.stopping:
-            print(f"Saved {experiment.save()}\nGo on with: python run_distrl.py --resume {folder}")
+            print(f"Saved {experiment.save()}\n{go_on(args, folder)}")
             return 130
     print(table(experiment.finish(), folder))
     return 0
@@ -536,15 +545,9 @@ def main() -> int:
     """Read the command line and run."""
     try:
         args = parse(__doc__)
-        only_check = args.phones.check
         if args.run.resume:
-            folder, budget = args.run.resume, args.judge.max_judge_calls
-            args = read_args(folder, Args)
-            if budget and not only_check:  # the one flag that may be raised
-                args.judge.max_judge_calls = budget
-                write_args(folder, args)
-            args.run.resume = folder
-        if only_check:
+            args = resumed(args)
+        if args.phones.check:
             from doctor import check
 
             return check(args)
@@ -554,9 +557,12 @@ def main() -> int:
 
         team = Team.from_environment()
         return follow(args, team) if team and team.rank else run(args, team)
-    except (UsageError, RunStopped) as error:
+    except UsageError as error:
+        print("error:", " ".join(map(str.strip, str(error).splitlines())), file=sys.stderr)  # torch writes several
+        return 2
+    except RunStopped as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 1
     except KeyboardInterrupt:  # before there was anything to save
         return 130
 

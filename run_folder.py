@@ -64,7 +64,11 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
 
 
 def check_room(folder: Path, checkpoint: int) -> None:
-    """UsageError unless the disk has room for checkpoints of so many bytes: those kept, one being written, the rest."""
+    """UsageError unless the folder can be written to, and the disk has room for checkpoints of so many bytes: those
+    kept, one being written, the rest."""
+    for path in (folder, folder / "checkpoints", folder / "journal.sqlite"):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UsageError(f"{path}: no right to write there: make it writable (chmod u+w), or run as its owner")
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a run to be resumed
     needed, free = int(LEAST_FREE) + (KEPT + 1) * checkpoint - taken, shutil.disk_usage(folder).free
     if free < needed:
@@ -87,7 +91,8 @@ def read_args(folder: Path, cls: type, flag: str = "--resume"):
         config = {"judge": {}, "recorded": {}} | config  # older runs lack these
         args = cls(**{field.name: field.default_factory(**config[field.name]) for field in dataclasses.fields(cls)})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{flag} {folder}: not a run's folder ({type(error).__name__}: {error})") from error
+        why = f"not a run's folder ({type(error).__name__}: {error}): give the one that holds its config.json"
+        raise UsageError(f"{flag} {folder}: {why}") from error
     for group in vars(args).values():
         for name, value in vars(group).items():
             kind = Path if "Path" in type(group).__annotations__[name] else lambda value: value

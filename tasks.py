@@ -235,9 +235,9 @@ def load_tasks(path: str, skip_unknown: bool = False) -> list[Task]:
     """Tasks of a file with one instruction a line; blank lines are passed over.
 
     Raises OSError for a file that cannot be read and ValueError for one without instructions;
-    UnknownInstruction names file, line number and text, unless `skip_unknown`.
+    UnknownInstruction names file, line number and text; `skip_unknown` leaves such lines out, and prints how many.
     """
-    tasks = []
+    tasks, unread = [], []
     try:
         with open(path, encoding="utf-8-sig") as file:           # with or without a byte order mark
             lines = file.readlines()
@@ -254,6 +254,9 @@ def load_tasks(path: str, skip_unknown: bool = False) -> list[Task]:
                 raise UnknownInstruction(
                     f"{path}, line {number}: no rule reads {line.strip()!r}: correct it, or pass over "
                     "such lines with --skip-unknown-tasks") from None
+            unread.append(number)
+    if unread:
+        print(f"{path}: {len(unread)} of {len(lines)} lines left out, the first in line {unread[0]}", flush=True)
     if not tasks:
         raise ValueError(f"{path}: no instruction in it: give a file with one instruction a line")
     return tasks

@@ -125,5 +125,7 @@ def start_phones(
         stream.close()
     with errors:
         said = _text(errors).strip()[-2000:] or "it said nothing"
+    if status == 2:  # a sentence of ours, after argparse's usage or alone
+        raise PhonesError(said.rpartition("python -m sim: ")[2].removeprefix("error: "))
     late = f" (no answer in {START_SECONDS:.0f} s)" if status == -9 else ""
     raise PhonesError(f"the simulated phones did not start, exit status {status}{late}: {said}")
