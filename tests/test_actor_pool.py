@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch  # noqa: F401  (this process has it, as the main process does: its children must not inherit it)
 
+import actor_pool
 import worker
 from actor_pool import ActorPool, _read_in_time
 from policy import AutoUIPolicy
@@ -124,6 +125,15 @@ def test_no_worker_has_torch_or_wandb(actors):
     assert not any(mapped(actors.worker_pid(index), "libtorch") for index in (0, 1))
     code = "import sys, actor_pool, worker; print({'torch', 'transformers', 'wandb', 'matplotlib'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_a_start_that_takes_too_long_says_what_to_do(policy_path, monkeypatch):
+    monkeypatch.setattr(actor_pool, "_start_fork_server", lambda: None)
+    told = dict(next_episode=lambda: None, on_trajectory=None, on_lost=None)
+    pool = ActorPool([PhoneAddress("x", "127.0.0.1", 1)], policy_path, lambda c: SharedWeights(c, 1), **told)
+    pool._thread = threading.Thread(target=lambda: None)  # as if nothing had come from any process yet
+    with pytest.raises(RuntimeError, match="only 0 of 1 workers are ready after 0 s: .*: fewer --num-workers"):
+        pool.start(timeout=0.0)
 
 
 def test_a_killed_worker_is_replaced_counted_and_its_evaluation_is_played_elsewhere(actors):

@@ -26,7 +26,17 @@ def test_help_is_short_and_help_all_is_whole(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["run_distrl.py", module.SHOW_ALL])
     whole = options(capsys)
     flags = {f"--{name.replace('_', '-')}" for group in vars(module.Args()).values() for name in vars(group)}
-    assert short < whole == flags and len(short) < 40
+    assert short < whole == flags and len(short) <= 40
+
+
+def test_lines_that_are_left_out_are_counted(tmp_path, capsys):
+    (tmp_path / "train.txt").write_text("Open the clock\n")
+    (tmp_path / "test.txt").write_text("Open Gmail\n\npaint the fence\nOpen YouTube\nwash the car\n")
+    args = module.Args()
+    args.run.runs_dir, args.tasks.skip_unknown_tasks, args.tasks.eval_episodes = tmp_path, True, 2
+    args.tasks.tasks, args.tasks.eval_tasks = tmp_path / "train.txt", tmp_path / "test.txt"
+    assert [task.instruction for task in module.prepare(args)[1]] == ["Open Gmail", "Open YouTube"]
+    assert capsys.readouterr().out == f"{tmp_path}/test.txt: 2 of 5 lines left out, the first in line 3\n"
 
 
 def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):

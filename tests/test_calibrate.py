@@ -120,3 +120,15 @@ def test_a_folder_from_simulated_phones_holds_near_misses_and_the_rules_agree(tm
     with pytest.raises(UsageError, match="already"):
         make_sim_folder(tmp_path, 4)
     assert main(["--calibrate", str(tmp_path)]) == 0 and "100.0% (94% to 100%)" in capsys.readouterr().out
+
+
+def test_a_folder_is_made_and_judged_in_one_command(tmp_path, capsys):
+    made = tmp_path / "made"
+    assert main(["--calibrate-sim", str(made), "--number", "4", "--judge", "rules", "nobody"]) == 2
+    assert not made.exists() and "begins with rules, gemini or openai" in capsys.readouterr().err
+    assert main(["--calibrate-sim", str(made), "--number", "4", "--judge", "rules"]) == 0
+    assert json.loads((made / "calibration.json").read_text())["rules"]["agreement"]["n"] == 4
+    assert "100.0%" in capsys.readouterr().out
+    assert main(["--calibrate-sim", str(tmp_path / "alone"), "--number", "4"]) == 0
+    assert f"python evaluator.py --calibrate {tmp_path}/alone --judge" in capsys.readouterr().out
+    assert not (tmp_path / "alone" / "calibration.json").exists()

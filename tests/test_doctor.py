@@ -8,7 +8,7 @@ import pytest
 from conftest import disconnect
 
 import doctor
-from args import Args, JudgeArgs, PhoneArgs
+from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, TaskArgs
 from doctor import check, disk_row
 from phone_source import find_devices
 from run_folder import UsageError
@@ -59,7 +59,7 @@ def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words,
         phone.recover(timeout=20)
     row = out[out.index(f"NO  {phone.serial}") :]
     assert code == 1 and all(word in "".join(row.splitlines(keepends=True)[:2]) for word in words)
-    assert "1 of 7 are missing" in out
+    assert "1 of 8 are missing" in out
 
 
 def test_a_phone_that_boots_is_not_ready(phones, phone, table, monkeypatch):
@@ -117,6 +117,20 @@ def test_g11_emulators_with_and_without_kvm(machine, table, monkeypatch):
     assert code == 1 and "NO  acceleration" in out and "/dev/kvm is not found" in out and "modprobe" in out
     code, out = table(PhoneArgs(avd="pixel"))
     assert code == 1 and "NO  avd" in out and "avdmanager" in out
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (Args(phones=PhoneArgs(num_workers=0)), "--num-workers 0: at least 1 is needed"),
+    (Args(tasks=TaskArgs(tasks=Path("none.txt"))), "--tasks none.txt: No such file or directory: give a text file"),
+    (Args(judge=JudgeArgs(judge_votes=3)), "--judge-votes: rules need no model: leave it out"),
+    (Args(algorithm=AlgorithmArgs(learning_rate=-1.0)), "--learning-rate -1.0: at least 0 is needed"),
+    (Args(), ""),
+])  # fmt: skip
+def test_flags_that_a_run_would_refuse_are_not_called_well(args, words, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "phone_rows", lambda args: ())
+    assert check(args) == (1 if words else 0)
+    out = capsys.readouterr().out
+    assert words in out and ("NO  flags" in out) == bool(words) and ("Everything is there." in out) == (not words)
 
 
 def test_a_disk_that_is_full(tmp_path, monkeypatch):

@@ -15,8 +15,10 @@ from test_run import TINY, Program
 import evaluation
 from args import Args, parse
 from journal import Journal
+from loaders import load_policy
 from replay import Trajectory
 from results import start_tracking
+from run_distrl import go_on
 from run_folder import UsageError, make_folder
 from schedule import Schedule
 from tasks import generate_tasks
@@ -74,6 +76,18 @@ def test_the_runs_flags_hold_but_for_those_given_and_tasks_are_those_to_evaluate
     assert args.policy.policy == args.run.eval and args.tasks.horizon is None  # no run's
     with pytest.raises(UsageError, match="leave out --replay"):
         line(monkeypatch, "--eval", base, "--replay", base)
+    with pytest.raises(UsageError, match=f"^--eval {base.parent}/none: no such file or folder: give a run,"):
+        line(monkeypatch, "--eval", base.parent / "none")
+    (base.parent / "text").mkdir()
+    with pytest.raises(UsageError, match=f"^--eval {base.parent}/text: .*text has no config.json"):
+        load_policy(line(monkeypatch, "--eval", base.parent / "text"))
+
+
+def test_what_an_evaluation_that_was_cut_short_is_told(base):
+    args = Args()
+    assert go_on(args, base) == f"Go on with: python run_distrl.py --resume {base}"
+    args.run.eval = base / "policy.safetensors"
+    assert "Begin it again" in go_on(args, base) and f"--eval {args.run.eval}" in go_on(args, base)
 
 
 def test_the_policy_is_the_runs_or_a_checkpoints(base, tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ import run_folder
 from args import Args
 from policy import AutoUIPolicy
 from run_distrl import Experiment, main
-from run_folder import UsageError, check_room, make_folder
+from run_folder import UsageError, check_room, make_folder, save_checkpoint
 from tasks import generate_tasks
 from tokenizer import Codec
 from worker import Episode
@@ -125,6 +127,21 @@ def resume(folder, monkeypatch) -> int:
     monkeypatch.setattr("pools.phone_source", lambda *a, **k: pytest.fail("phones are started"))
     monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(folder)])
     return main()
+
+
+def test_a_journal_without_the_right_to_write_is_refused_before_anything_starts(with_adapters, monkeypatch, capsys):
+    journal, access = with_adapters / "journal.sqlite", os.access
+    journal.touch()
+    monkeypatch.setattr(os, "access", lambda path, *rest: Path(path) != journal and access(path, *rest))
+    assert resume(with_adapters, monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(f"error: {journal}: no right to write there: make it writable")
+
+
+def test_a_checkpoint_that_lacks_a_part_is_named_with_what_to_do(with_adapters, monkeypatch, capsys):
+    save_checkpoint(with_adapters, 99, {"schedule": {}})
+    assert resume(with_adapters, monkeypatch) == 2
+    words = "the newest checkpoint does not fit ('learner'): remove it to go on without it\n"
+    assert capsys.readouterr().err == f"error: --resume {with_adapters}: {words}"
 
 
 def test_a_base_of_adapters_that_has_changed_is_one_error_before_anything_starts(with_adapters, monkeypatch, capsys):

@@ -19,8 +19,8 @@ GOAL = "Open Gmail"
 TAPS = [format_action(Action("DUAL_POINT", (y, 0.5), (y, 0.5))) for y in (0.25, 0.75)]
 
 
-def small(seed: int = 0, d_model: int = 32) -> AutoUIPolicy:
-    return AutoUIPolicy.small(seed=seed, d_model=d_model, layers=1, heads=2, d_ff=64)
+def small(seed: int = 0, d_model: int = 32, layers: int = 1) -> AutoUIPolicy:
+    return AutoUIPolicy.small(seed=seed, d_model=d_model, layers=layers, heads=2, d_ff=64)
 
 
 def config(**changes) -> AlgorithmArgs:
@@ -254,6 +254,17 @@ def test_a_policy_of_another_size_is_refused_with_both_shapes():
     state, other = make().state_dict(), make(small(d_model=48))
     before = snapshot(other)
     with pytest.raises(ValueError, match=r"another size.*, 32\) in the checkpoint, .*, 48\) here"):
+        other.load_state_dict(state, None)
+    assert changed(before, snapshot(other)) == set()
+
+
+@pytest.mark.parametrize(("there", "here", "words"), [
+    (2, 1, r": \([\d, ]+\) in the checkpoint, absent here"), (1, 2, r": absent in the checkpoint, \([\d, ]+\) here"),
+])  # fmt: skip
+def test_a_policy_with_more_or_fewer_layers_is_refused_too(there, here, words):
+    state, other = make(small(layers=there)).state_dict(), make(small(layers=here))
+    before = snapshot(other)
+    with pytest.raises(ValueError, match=r"another size: put .* back; \d+ tensors.*block\.1\..*" + words):
         other.load_state_dict(state, None)
     assert changed(before, snapshot(other)) == set()
 

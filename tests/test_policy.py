@@ -240,6 +240,15 @@ def test_F7_weights_of_another_size_are_one_error_with_three_keys(small):
     assert torch.equal(parameters_to_vector(small.parameters()), before)
 
 
+@pytest.mark.parametrize(("layers", "words"), [
+    (4, r": \([\d, ]+\) in the file, absent here"), (1, r": absent in the file, \([\d, ]+\) here"),
+])  # fmt: skip
+def test_F7_more_or_fewer_layers_are_another_size(small, layers, words):
+    other = AutoUIPolicy.small(layers=layers)
+    with pytest.raises(ValueError, match=r"another policy size, \d+ tensors differ: .*\.block\.\d\..*" + words):
+        small.load_weights(other.network.state_dict())
+
+
 def test_other_files_are_refused_with_a_remedy(small, tmp_path):
     state = dict(small.network.state_dict())
     plain = {k: v for k, v in state.items() if not k.startswith(("image_dense", "mha_layer", "gate_dense"))}

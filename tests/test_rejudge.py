@@ -160,7 +160,7 @@ def test_the_command_names_what_is_missing(tmp_path, capsys):
     from run_folder import make_folder
 
     assert main(["--rejudge", str(tmp_path)]) == 2
-    assert "not a run's folder" in capsys.readouterr().err
+    assert f"--rejudge {tmp_path}: not a run's folder" in capsys.readouterr().err
     run = make_folder(tmp_path, "run", Args())
     assert main(["--rejudge", str(run)]) == 2
     assert "name one with --judge" in capsys.readouterr().err
@@ -169,3 +169,7 @@ def test_the_command_names_what_is_missing(tmp_path, capsys):
     (run / "config.json").write_text(json.dumps(config))
     assert main(["--rejudge", str(run), "--judge", "openai:m@http://127.0.0.1:1"]) == 2
     assert "no journal there" in capsys.readouterr().err
+    (run / "journal.sqlite").write_bytes(b"no journal " * 1000)
+    assert main(["--rejudge", str(run), "--judge", "openai:m@http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert "journal.sqlite: not a journal" in said and "move it away" in said and said.count("\n") == 1

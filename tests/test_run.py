@@ -124,7 +124,7 @@ def test_G2_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
         f"--resume {tmp_path}/no_run": "no_run: not a run's folder",
         f"--policy {tmp_path}/none": "none: no such file or folder",
         f"--policy {folder}/mixed.safetensors": r"another policy size.*, 32\) in the file, .*, 48\) here",
-        f"--adb-port {port} {policy}": f"--adb-port {port}: Address already in use",
+        f"--adb-port {port} {policy}": f"^error: --adb-port {port}: Address already in use",
     }
     runs = tmp_path / "runs"
     flags = list(cases)
@@ -133,7 +133,7 @@ def test_G2_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
             code, out, err = program.end()
             assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, (flag, code, err)
             assert re.search(cases[flag], err), (flag, err)
-            assert "workers ready" not in out
+            assert "workers ready" not in out and "DistRL:" not in out
     busy.close()
     assert not runs.exists() or not list(runs.iterdir())
 

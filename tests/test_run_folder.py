@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import run_folder
-from args import AlgorithmArgs, Args, PolicyArgs, TaskArgs
+from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, PolicyArgs, RunArgs, TaskArgs, resumed
 from run_distrl import main
-from run_folder import RunStopped, UsageError, load_checkpoint, make_folder, read_args, save_checkpoint
+from run_folder import RunStopped, UsageError, check_room, load_checkpoint, make_folder, read_args, save_checkpoint
 
 
 def test_arguments_come_back_as_they_were(tmp_path):
@@ -25,7 +27,7 @@ def test_arguments_come_back_as_they_were(tmp_path):
 def test_a_folder_that_is_no_run_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UsageError, match="not a run's folder"):
+    with pytest.raises(UsageError, match="not a run's folder .*: give the one that holds its config.json$"):
         read_args(tmp_path, Args)
 
 
@@ -35,6 +37,79 @@ def test_a_full_disk_is_noticed_before_the_start(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"only 3 MB free, a run needs 500 MB"):
         make_folder(tmp_path / "runs", "x", Args())
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_no_right_to_write_is_one_error(tmp_path, monkeypatch):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(UsageError, match=r"--runs-dir .*: cannot write there \(Permission denied\): name another"):
+            make_folder(tmp_path / "runs", "x", Args())
+    run = make_folder(tmp_path, "x", Args())
+    (run / "journal.sqlite").touch()
+    check_room(run, 0)
+    for path in (run, run / "journal.sqlite"):
+        monkeypatch.setattr(os, "access", lambda path, mode, mine=path: (path, mode) != (mine, os.W_OK))
+        with pytest.raises(UsageError, match=f"^{re.escape(str(path))}: no right to write there: make it writable"):
+            check_room(run, 0)
+
+
+# ---- what --resume may not change
+
+
+def resume(run, monkeypatch, capsys, *flags) -> str:
+    """What `python run_distrl.py --resume RUN` says when it refuses to."""
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(run), *flags])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize("calls", ["5", "-1"])
+def test_a_wrong_budget_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys, calls):
+    run = make_folder(tmp_path, "x", Args())  # the rules are its judge
+    before = (run / "config.json").read_bytes()
+    said = resume(run, monkeypatch, capsys, "--max-judge-calls", calls)
+    assert re.match("error: --max-judge-calls.*(leave it out|at least 0)", said)
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_larger_budget_is_written_or_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    run = make_folder(tmp_path, "x", Args(judge=JudgeArgs("openai", "m", max_judge_calls=3)))
+    args = resumed(Args(run=RunArgs(resume=run), judge=JudgeArgs(max_judge_calls=9)))
+    assert args.judge == read_args(run, Args).judge == JudgeArgs("openai", "m", max_judge_calls=9)
+    assert args.run.resume == run and read_args(run, Args).run.resume is None
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    said = resume(run, monkeypatch, capsys, "--max-judge-calls", "10")
+    assert f"--resume {run}: cannot write there (Permission denied): make it writable" in said
+    assert read_args(run, Args).judge.max_judge_calls == 9
+
+
+def test_an_evaluation_is_not_resumed(tmp_path, monkeypatch, capsys):
+    run = make_folder(tmp_path, "eval__x", Args(run=RunArgs(eval=tmp_path / "p.safetensors")))
+    said = resume(run, monkeypatch, capsys)
+    assert f"an evaluation is not resumed: begin it again with --eval {tmp_path}/p.safetensors" in said
+    args = resumed(Args(run=RunArgs(resume=run), phones=PhoneArgs(check=True)))  # to be looked at, it may be named
+    assert args.phones.check and args.run.resume == run
+
+
+def test_what_torch_says_is_one_line(monkeypatch, capsys):
+    def refuse(_):
+        raise UsageError("--policy x: Error(s) in loading:\n\tMissing key(s): a")
+
+    monkeypatch.setattr("run_distrl.parse", refuse)
+    assert main() == 2
+    assert capsys.readouterr().err == "error: --policy x: Error(s) in loading: Missing key(s): a\n"
+
+
+# ---- checkpoints
 
 
 def test_only_the_newest_two_checkpoints_are_kept(tmp_path):
