@@ -30,12 +30,12 @@ def test_help_is_short_and_help_all_is_whole(capsys, monkeypatch):
 
 
 def test_lines_that_are_left_out_are_counted(tmp_path, capsys):
-    (tmp_path / "train.txt").write_text("Open the clock\n")
-    (tmp_path / "test.txt").write_text("Open Gmail\n\npaint the fence\nOpen YouTube\nwash the car\n")
+    (tmp_path / "train.txt").write_text("Install the Yelp app\n")
+    (tmp_path / "test.txt").write_text("Show my notifications\n\npaint the fence\nInstall Waze\nwash the car\n")
     args = module.Args()
     args.run.runs_dir, args.tasks.skip_unknown_tasks, args.tasks.eval_episodes = tmp_path, True, 2
     args.tasks.tasks, args.tasks.eval_tasks = tmp_path / "train.txt", tmp_path / "test.txt"
-    assert [task.instruction for task in module.prepare(args)[1]] == ["Open Gmail", "Open YouTube"]
+    assert [task.instruction for task in module.prepare(args)[1]] == ["Show my notifications", "Install Waze"]
     assert capsys.readouterr().out == f"{tmp_path}/test.txt: 2 of 5 lines left out, the first in line 3\n"
 
 
