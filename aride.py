@@ -388,8 +388,8 @@ def trajectory_priorities(*, td_error: Tensor, rho: Tensor, entropy: Tensor, mas
                           w_rho: float = 1.0, w_entropy: float = 0.01, rho_clip: float = math.inf) -> Tensor:
     """DPER: w_td mean|delta_t| + w_rho mean rho_t + w_entropy mean H_t over a trajectory's steps; [B, T] -> [B].
 
-    `td_error`: delta_t, a step's whole correction. The weights are the authors' code's. `rho_clip` bounds rho in the mean
-    (the paper: no bound), lest one stale step own the buffer. The power alpha is the replay's business.
+    `td_error`: delta_t, a step's whole correction. The weights are the authors' code's. `rho_clip` bounds rho in the
+    mean (the paper: no bound), lest one stale step own the buffer. The power alpha is the replay's business.
     """
     _check(mask, td_error=td_error, rho=rho, entropy=entropy, rho_clip=rho_clip)
     td_error, rho, entropy = _accurate(td_error), _accurate(rho), _accurate(entropy)
