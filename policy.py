@@ -341,10 +341,10 @@ class AutoUIPolicy(nn.Module):
             for key in tied:
                 other = state.pop(key, None)
                 if other is not None and not torch.equal(other, state["shared.weight"]):
-                    raise ValueError(
-                        f"{key} differs from shared.weight, which the config ties it to: set "
-                        '"tie_word_embeddings": false in the config if the output layer is its own'
-                    )
+                    remedy = "these weights are no T5's, or damaged: copy them again"
+                    if key == "lm_head.weight":
+                        remedy = 'set "tie_word_embeddings": false in the config if the output layer is its own'
+                    raise ValueError(f"{key} differs from shared.weight, which the config ties it to: {remedy}")
         wrong = [
             f"{key}: {tuple(state[key].shape)} in the file, {tuple(p.shape)} here"
             for key, p in wanted.items()
