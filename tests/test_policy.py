@@ -82,7 +82,7 @@ def test_C15_fp16_is_refused_and_bf16_is_finite(small, features, tmp_path):
 def test_C9_act_and_evaluate_agree_on_mixed_lengths(small, features, temperature):
     trained = copy.deepcopy(small)
     with torch.no_grad():  # rows end at different lengths: sampling goes on without those that have ended
-        trained.network.shared.weight[1] += 2 * trained.network.shared.weight[0]
+        trained.network.shared.weight[1] += 2 * temperature * trained.network.shared.weight[0]
     prompts, x = PROMPTS * 8, np.tile(features, (8, 1))
     generator = torch.Generator().manual_seed(0)
     out = trained.act(prompts, x, temperature=temperature, generator=generator, max_new_tokens=15)
@@ -93,8 +93,8 @@ def test_C9_act_and_evaluate_agree_on_mixed_lengths(small, features, temperature
         assert len(logprobs) == lengths[row] and result.mask[row].sum() == lengths[row]
         np.testing.assert_allclose(result.token_logprob[row, : lengths[row]].detach(), logprobs, atol=1e-4)
         assert (result.token_logprob[row, lengths[row] :] == 0).all()
-        sums = float(result.token_logprob[row].double().sum()), logprobs.sum(dtype=np.float64)
-        assert abs(sums[0] - sums[1]) < 1e-4 and abs(float(result.logprob[row]) - sums[0]) < 1e-4
+        sums = float(result.token_logprob[row].detach().double().sum()), logprobs.sum(dtype=np.float64)
+        assert abs(sums[0] - sums[1]) < 1e-4 and abs(result.logprob[row].item() - sums[0]) < 1e-4
         ids = out.token_ids[row]
         assert (ids[:-1] != 1).all() and (ids[-1] == 1 or len(ids) == 15)
         assert out.texts[row] == trained.codec.decode(ids)
