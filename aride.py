@@ -9,7 +9,7 @@ tokens), reward r_t, V = success probability, mu the behaviour policy that acted
                c_i = lam min(1, rho_i)
     advantage  A_t = r_t + gamma V_ret(s_{t+1}) - V(s_t)
     actor      L = -E_mu[rho A log pi] - beta E_mu[H(pi)] + lambda E_mu[P_invalid(a)]
-    DPER       p(tau) = w_td mean|td_t| + w_rho mean rho_t + w_entropy mean H_t
+    DPER       p(tau) = w_td mean|delta_t| + w_rho mean rho_t + w_entropy mean H_t,   delta_t = V_ret(s_t) - V(s_t)
 
 Example, one trajectory of three steps that ends in success:
 
@@ -45,17 +45,20 @@ LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8; its square still fits a float32, as t
 # width, a flag (1 or 0) selects in a third of the time of `masked_fill`.
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _FLAGS = {"mask", "terminated", "truncated", "ends", "invalid"}
+_LIMITS = {"gamma": 1, "lam": 1} | dict.fromkeys(("rho_clip", "clip", "ratio_trust", "negative_scale"), math.inf)
 
 
 def _check(mask: Tensor, **tensors: Tensor | float | None) -> None:
-    """All of one shape [B, T], the mask and other flags boolean; else a ValueError that lists the shapes."""
+    """All of one shape [B, T], the mask and other flags boolean, numbers in [0, limit]; else a ValueError."""
     tensors["mask"] = mask
     if mask.ndim != 2 or len({x.shape for x in tensors.values() if isinstance(x, Tensor)}) > 1:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if isinstance(x, Tensor))
         raise ValueError(f"expected tensors of one shape [B, T], got {shapes}")
-    for name in tensors.keys() & _FLAGS:
-        if (x := tensors[name]) is not None and x.dtype != torch.bool:
+    for name, x in tensors.items():
+        if name in _FLAGS and x is not None and x.dtype != torch.bool:
             raise ValueError(f"{name} must be torch.bool, got {x.dtype}: pass {name}.bool()")
+        if (high := _LIMITS.get(name)) and not (x is None or isinstance(x, Tensor) or 0 <= x <= high):
+            raise ValueError(f"{name} must be in [0, {high}], got {x}")
 
 
 def _refuse(mask: Tensor, **tensors: Tensor) -> None:
@@ -95,8 +98,7 @@ def _ratios(log_rho, clip, out) -> Tensor:
 def _scan(now: tuple[Tensor, ...], decay: tuple[Tensor, ...], after: tuple[Tensor, ...], scale: float = 1.0) -> None:
     """y_t = x_t + scale d_t y_{t+1}, backwards in time, in the place of x; takes `_steps`.
 
-    No log-space cumulative products: they are NaN at terminal steps. What must not leak past an end is stopped by
-    the caller's zeros in `decay`.
+    No log-space cumulative products: they are NaN at terminal steps. Zeros in `decay` stop what must not leak.
     """
     if now and now[0].is_cpu:  # the loop below, run by torch one after the other; a GPU would do all at once
         torch._foreach_addcmul_(now, decay, after, value=scale)
@@ -130,12 +132,10 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
              retrace: bool) -> Tensor:
     """V + the discounted sum of corrected td errors, [B, T]: the two targets differ in a few lines."""
     _check(mask, rewards=rewards, values=values, next_values=next_values, log_rho=log_rho,
-           terminated=terminated, truncated=truncated, gamma=gamma)
-    stepwise = isinstance(gamma, Tensor)
-    if not (0 <= lam <= 1 and (stepwise or 0 <= gamma <= 1)):
-        raise ValueError(f"gamma and lam must be in [0, 1], got {gamma} and {lam}")
+           terminated=terminated, truncated=truncated, gamma=gamma, lam=lam)
     if not (rho_clip > 0 and c_clip > 0):
         raise ValueError(f"rho_clip and c_clip must be above 0, got {rho_clip} and {c_clip}")
+    stepwise = isinstance(gamma, Tensor)
     td, c, decay, td_bits, decay_bits, keep, live, steps = _scratch(
         mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
     with torch.inference_mode():  # cheaper calls; `clone`, outside, makes an ordinary tensor again
@@ -258,7 +258,7 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
     Not centred, so that A's sign stays, and with it what is reinforced. Damped negatives (0.3, say) keep a policy near
     its start. `mean_square`: that of A in the whole batch, when this is a share of one.
     """
-    _check(mask, advantage=advantage)
+    _check(mask, advantage=advantage, clip=clip, negative_scale=negative_scale)
     advantage = _accurate(advantage)
     valid = advantage[mask]
     if not math.isfinite(valid.sum()):
@@ -296,7 +296,7 @@ def actor_loss(*, logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, 
     rho_max, rho_clipfrac, ess (effective sample size / steps), trust_dropped (fraction of steps).
     """
     _check(mask, logprob=logprob, behavior_logprob=behavior_logprob, advantage=advantage, entropy=entropy,
-           invalid=invalid)
+           invalid=invalid, rho_clip=rho_clip, ratio_trust=ratio_trust)
     if not mask.any():
         raise ValueError(f"mask {tuple(mask.shape)} selects no step: drop the batch")
     logp, bad = _accurate(logprob[mask]), invalid[mask]  # [N] from here on
@@ -386,12 +386,12 @@ def trajectory_value_loss(*, logits: Tensor, outcomes: Tensor, mask: Tensor | No
 @torch.no_grad()
 def trajectory_priorities(*, td_error: Tensor, rho: Tensor, entropy: Tensor, mask: Tensor, w_td: float = 50.0,
                           w_rho: float = 1.0, w_entropy: float = 0.01, rho_clip: float = math.inf) -> Tensor:
-    """DPER: w_td mean|td_t| + w_rho mean rho_t + w_entropy mean H_t over a trajectory's steps; [B, T] -> [B].
+    """DPER: w_td mean|delta_t| + w_rho mean rho_t + w_entropy mean H_t over a trajectory's steps; [B, T] -> [B].
 
-    The weights are the authors' code's. `rho_clip` bounds rho in the mean (the paper: no bound), lest one
-    stale step own the buffer. The power alpha is the replay's business.
+    `td_error`: delta_t, a step's whole correction. The weights are the authors' code's. `rho_clip` bounds rho in the
+    mean (the paper: no bound), lest one stale step own the buffer. The power alpha is the replay's business.
     """
-    _check(mask, td_error=td_error, rho=rho, entropy=entropy)
+    _check(mask, td_error=td_error, rho=rho, entropy=entropy, rho_clip=rho_clip)
     td_error, rho, entropy = _accurate(td_error), _accurate(rho), _accurate(entropy)
     score = w_td * td_error.abs() + w_rho * rho.clamp(max=rho_clip) + w_entropy * entropy
     score = score.masked_fill(~mask, 0.0)

@@ -31,7 +31,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from screen_features import FEATURE_DIM
+from autoui import FEATURE_DIM
 
 PICKLED = (".bin", ".pt", ".pth")
 MARK = "encoder.block.0.layer.0.SelfAttention.q.weight"  # in every T5, in nothing else: what is before it is the prefix
@@ -48,7 +48,8 @@ def read_published(path: Path) -> tuple[dict, dict[str, Tensor], list[str]]:
     if not isinstance(config, dict) or config.get("model_type", "t5") != "t5":
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise ValueError(f"{folder / 'config.json'} is of {found!r}, not of a T5: give Auto-UI's or a T5's folder")
-    if config.get("scale_decoder_outputs") is False:  # transformers 5 writes "tied" for an output layer of its own, too
+    from_5 = config.get("scale_decoder_outputs") is False  # transformers 5: "tied", whatever the output layer is
+    if from_5:
         config["tie_word_embeddings"] = False
     raw: dict[str, Tensor] = {}
     for file in weight_files(folder) if path.is_dir() else [path]:
@@ -57,7 +58,7 @@ def read_published(path: Path) -> tuple[dict, dict[str, Tensor], list[str]]:
     for name in EMBEDDINGS:
         if "shared.weight" not in state and name in state:  # savers that keep one name of a tensor may keep any
             state["shared.weight"] = state[name]
-    if "shared.weight" in state and config.get("tie_word_embeddings") is False:
+    if from_5 and "shared.weight" in state:  # which leaves it out of the file where both are one tensor
         state.setdefault("lm_head.weight", state["shared.weight"])
     image = state.get("image_dense.weight")
     if image is not None and image.shape[-1] != FEATURE_DIM:

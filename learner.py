@@ -9,8 +9,8 @@ One `update()` is the paper's inner loop (section 4.3):
   5. new priorities for the trajectories just used; every `REFRESH_EVERY` updates for all of them.
 
 `--algo` puts a baseline (baselines.py) in the place of 1, 3, 4: its draw in `_batch`, its advantages in `_targets`,
-what its V learns in `_labels`, its loss in `_update_policy`. Networks, optimisers, batches, number of updates are the
-same. `--top-quantile` draws what the policy learns from out of the trajectories with the highest R - V_traj.
+what its V learns in `_labels`, its loss in `_update_policy`; all else is the same. `--top-quantile` draws what the
+policy learns from out of the trajectories with the highest R - V_traj.
 
     learner = Learner(policy, AlgorithmArgs())       # args.py: every hyperparameter, a sentence each
     learner.add(trajectory, id=journal_id)
@@ -26,6 +26,8 @@ Departs from the paper
     would outweigh the whole batch in the advantage term.
   - The screens' projection (`image_dense`) is not trained: it stays as the warm start left it.
   - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to any other.
+  - DPER: only the batch that the policy learns from sets new priorities, the critics' further batches do not. All are
+    refreshed every 200 updates, 400 trajectories at the defaults.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Learner:
     ADVANTAGE_CLIP = 3.0  # in deviations
     MAX_GRAD_NORM = 1.0  # policy and critics apart
     REFRESH_EVERY = 200  # updates between refreshes of all priorities
+    REFRESH_ROWS = 32  # trajectories that a refresh puts through the networks at once
 
     def __init__(self, policy: AutoUIPolicy, config, seed: int = 0, text_encoder=None):
         self.config, self.policy = config, policy
@@ -132,8 +135,7 @@ class Learner:
         return self.team.all(finite) if self.team else finite
 
     def _joint(self, metrics: dict[str, float], batch: dict) -> dict[str, float]:
-        steps, number = int(batch["mask"].sum()), len(batch["trajectories"])
-        return self.team.merge(metrics, steps, number) if self.team else metrics
+        return self.team.merge(metrics, int(batch["mask"].sum()), len(batch["trajectories"])) if self.team else metrics
 
     # ------------------------------------------------------------------ parts of an update
 
@@ -199,8 +201,7 @@ class Learner:
         if config.algo == "filtered_bc":
             return terms["values"], baselines.outcome_advantages(rewards=batch["rewards"], mask=batch["mask"])
         if config.algo in ("digirl", "digirl_paper"):
-            published = config.algo == "digirl_paper"
-            return terms["values"], baselines.digirl_advantages(**terms, published=published)
+            return terms["values"], baselines.digirl_advantages(**terms, published=config.algo == "digirl_paper")
         if config.algo == "aride" and config.target == "one_step":
             td_errors = aride.td_errors(**terms)
             return terms["values"] + td_errors, td_errors
@@ -215,12 +216,12 @@ class Learner:
         # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
         log_rho = torch.zeros_like(batch["rewards"])
         if self.config.algo == "vtrace" and self.updates:  # IMPALA's critic is corrected too
-            log_rho = self._log_rho(batch)
+            log_rho = self._scores(batch)[0] - batch["behavior_logprob"]
         return self._corrected(batch, log_rho, self._terms(batch, flat_values)), True
 
-    def _log_rho(self, batch: dict) -> torch.Tensor:  # [B, T]
+    def _scores(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:  # log pi and entropy of the actions, [B, T]
         evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
-        return self._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]
+        return self._scatter(evaluation.logprob, batch["mask"]), self._scatter(evaluation.entropy, batch["mask"])
 
     def _values(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N+B, 2] with gradient and V [N+B] without, for every state of the batch."""
@@ -251,9 +252,7 @@ class Learner:
 
     def _update_policy(self, batch: dict) -> dict[str, float]:
         config, mask = self.config, batch["mask"]
-        evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
-        logprob = self._scatter(evaluation.logprob, mask)  # [B, T]
-        entropy = self._scatter(evaluation.entropy, mask)  # [B, T]
+        logprob, entropy = self._scores(batch)
         log_rho = (logprob - batch["behavior_logprob"]).detach()
         with torch.no_grad():
             _, values = self._values(batch)
@@ -266,7 +265,7 @@ class Learner:
                     advantage=advantages, mask=mask, clip=self.ADVANTAGE_CLIP, negative_scale=config.negative_scale,
                     mean_square=square,
                 )  # fmt: skip
-            advantages = advantages.masked_fill(batch["invalid"], 0.0)
+            advantages = advantages.masked_fill(batch["invalid"], 0.0)  # after the scaling: they count in its deviation
             self._note(batch, values, advantages)
         actor_loss = {
             "aride": aride.actor_loss, "digirl": baselines.digirl_loss, "digirl_paper": baselines.digirl_loss,
@@ -345,16 +344,17 @@ class Learner:
 
     @torch.no_grad()
     def _refresh_priorities(self) -> None:
-        """Every trajectory's priority under the newest policy and critic."""
+        """Every trajectory's priority under the newest policy and critic; none under what is not finite."""
         ids = self.replay.ids
-        for start in range(0, len(ids), 32):
-            chunk, trajectories = self.replay.get(ids[start : start + 32])
+        for start in range(0, len(ids), self.REFRESH_ROWS):
+            chunk, trajectories = self.replay.get(ids[start : start + self.REFRESH_ROWS])
             batch = self._batch(trajectories, chunk)
-            evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
-            log_rho = self._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]
-            _, values = self._values(batch)
+            (logprob, entropy), (_, values) = self._scores(batch), self._values(batch)
+            log_rho = logprob - batch["behavior_logprob"]
+            if not all(bool(x.isfinite().all()) for x in (log_rho, entropy, values)):
+                return  # not `_finite`: the other processes of a team are not here
             targets, _ = self._targets(batch, log_rho, values)
-            self._set_priorities(batch, log_rho, self._scatter(evaluation.entropy, batch["mask"]), targets, values)
+            self._set_priorities(batch, log_rho, entropy, targets, values)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -341,10 +341,10 @@ class AutoUIPolicy(nn.Module):
             for key in tied:
                 other = state.pop(key, None)
                 if other is not None and not torch.equal(other, state["shared.weight"]):
-                    raise ValueError(
-                        f"{key} differs from shared.weight, which the config ties it to: set "
-                        '"tie_word_embeddings": false in the config if the output layer is its own'
-                    )
+                    remedy = "these weights are no T5's, or damaged: copy them again"
+                    if key == "lm_head.weight":
+                        remedy = 'set "tie_word_embeddings": false in the config if the output layer is its own'
+                    raise ValueError(f"{key} differs from shared.weight, which the config ties it to: {remedy}")
         missing, unknown = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
         # Only more or fewer layers is another size, too.
         layers = not (missing and unknown) and all(".block." in key for key in missing + unknown)

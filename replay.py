@@ -70,7 +70,6 @@ class Trajectory:
             setattr(self, name, np.asarray(getattr(self, name), dtype=dtype))
         self.terminated, self.truncated = bool(self.terminated), bool(self.truncated)
         self.success = None if self.success is None else bool(self.success)
-
         steps = len(self.actions)
         if not steps or not (self.terminated or self.truncated):
             raise ValueError(f"a trajectory of {steps} actions, terminated {self.terminated}, truncated "
@@ -159,15 +158,15 @@ def pad_batch(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
 
 _FAN, _TOP, _MAX_MASS = 16, 4096, 1e200  # children of a node; beyond: another level beats a cumsum, sums overflow
 _BEFORE = np.tri(_FAN, k=-1).T.copy().T  # _BEFORE @ row: the mass left of each child (in Fortran order: faster)
+_COUNTERS = ("num_transitions", "_next_slot", "_next_id", "added", "evicted", "stale_updates")
 
 
 class SumTree:
     """Masses of `capacity` entries, drawn in proportion: set and draw 256 of 2^20 in under 100 us.
 
-    Leaves in rows of 16, each level the row sums of the one below, the top level (<= 4096) by cumulative sum
-    and binary search. Parents are recomputed from children, never adjusted by differences: no drift, and
-    equal masses give equal trees, bit for bit. An entry of mass 0 is never drawn, not even at the right edge,
-    where rounding can reach past the last mass.
+    Leaves in rows of 16, each level the row sums of the one below, the top level (<= 4096) by cumulative sum and binary
+    search. Parents are recomputed from children, never adjusted by differences: no drift, and equal masses give equal
+    trees, bit for bit. An entry of mass 0 is never drawn, though rounding can reach past the last mass.
     """
 
     def __init__(self, capacity: int):
@@ -177,7 +176,7 @@ class SumTree:
         top = -(-capacity // _FAN ** (depth := next(d for d in range(99) if capacity <= _TOP * _FAN**d)))
         self._levels = [np.zeros(top * _FAN**i) for i in range(depth, -1, -1)]  # from the leaves up, padded by 0
         self._rows = [level.reshape(-1, _FAN) for level in self._levels[:-1]]  # row sums are the next level
-        self._sums = np.zeros(top + 1)  # cumulative, of the top level, from 0
+        self._sums, self._least = np.zeros(top + 1), 0.0  # cumulative, of the top level, from 0; 0: nobody has looked
 
     def _indices(self, indices) -> np.ndarray:
         indices = np.array(indices, dtype=np.int64, ndmin=1, copy=None)
@@ -192,6 +191,11 @@ class SumTree:
     def get(self, indices) -> np.ndarray:
         return self._levels[0][self._indices(indices)]
 
+    def least(self) -> float:
+        """The smallest mass above 0. All entries are looked through only when one that had it has changed."""
+        self._least = self._least or float(np.where(self._levels[0] > 0, self._levels[0], math.inf).min())
+        return self._least
+
     def set(self, indices, masses) -> None:
         """Masses of some entries; of a repeated index the last mass holds. A ValueError changes nothing."""
         indices, masses = self._indices(indices), np.array(masses, np.float64, ndmin=1, copy=None)
@@ -199,7 +203,11 @@ class SumTree:
             return
         if not (masses.min() >= 0 and masses.max() <= _MAX_MASS):
             raise ValueError(f"masses must be in [0, {_MAX_MASS:g}], got {masses.min()} to {masses.max()}")
-        self._levels[0][indices] = masses
+        leaves = self._levels[0]
+        before, leaves[indices] = leaves[indices], masses
+        if self._least:
+            held = leaves[indices]  # not `masses`: an index may be repeated
+            self._least = 0.0 if self._least in before else float(held.min(where=held > 0, initial=self._least))
         for rows, parents in zip(self._rows, self._levels[1:], strict=True):
             indices = indices >> 4
             parents[indices] = np.einsum("ij->i", rows.take(indices, 0))  # a row's sum, whatever rows are beside it
@@ -264,8 +272,7 @@ class PrioritizedReplay:
         self._trajectories: list[Trajectory | None] = [None] * slots
         self._ids = np.full(slots, -1, np.int64)
         self._priorities, self._values, self._returns = np.zeros((3, slots))
-        self._next_slot = self._next_id = 0
-        self.num_transitions = self.added = self.evicted = self.stale_updates = 0
+        self._next_slot = self._next_id = self.num_transitions = self.added = self.evicted = self.stale_updates = 0
 
     def __len__(self) -> int:  # trajectories
         return len(self._slot)
@@ -342,10 +349,7 @@ class PrioritizedReplay:
                 raise NotEnoughData("every priority is 0: set eps > 0 or update the priorities")
             drawn = tree.sample(self._rng, batch)
             chosen = drawn if slots is None else slots[drawn]
-            weights = np.ones(batch)
-            if beta:
-                masses = tree.get(np.arange(tree.capacity))
-                weights = (tree.get(drawn) / masses[masses > 0].min()) ** -beta
+            weights = (tree.get(drawn) / tree.least()) ** -beta if beta else np.ones(batch)
             return self._ids[chosen], [self._trajectories[s] for s in chosen], weights.astype(np.float32)
 
     def get(self, ids) -> tuple[np.ndarray, list[Trajectory]]:
@@ -373,10 +377,9 @@ class PrioritizedReplay:
         """All but the trajectories, which the journal has: plain lists and numbers (JSON, `torch.save`)."""
         with self._lock:
             live = self._live()
-            lists = {"ids": self._ids[live], "priorities": self._priorities[live],
-                     "values": self._values[live], "masses": self._tree.get(live)}
-            return {"build": self._build, "rng": self._rng.bit_generator.state,
-                    **{k: x.tolist() for k, x in lists.items()}, **{k: getattr(self, k) for k in _COUNTERS}}
+            lists = {"ids": self._ids, "priorities": self._priorities, "values": self._values}
+            return {"build": self._build, "rng": self._rng.bit_generator.state, "masses": self._tree.get(live).tolist(),
+                    **{k: x[live].tolist() for k, x in lists.items()}, **{k: getattr(self, k) for k in _COUNTERS}}
 
     def load_state_dict(self, state: dict, fetch: Callable[[int], Trajectory]) -> None:
         """Go on, bit for bit, where `state_dict` was taken; `fetch(id)` gives each trajectory back."""
@@ -395,6 +398,3 @@ class PrioritizedReplay:
             for name in _COUNTERS:
                 setattr(self, name, state[name])
             self._rng.bit_generator.state = state["rng"]
-
-
-_COUNTERS = ("num_transitions", "_next_slot", "_next_id", "added", "evicted", "stale_updates")

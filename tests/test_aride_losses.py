@@ -114,6 +114,9 @@ def test_actor_refuses_nan_bool_errors_and_empty_masks():
             with pytest.raises(ValueError, match=rf"{name} \(1, 2\) has 1 NaN .*\[0, 1\]"):
                 actor(**{name: t([[-1.0, math.nan]])} | ({"behavior_logprob": t([[-1.0, -1.0]])}
                       if name == "logprob" else {}), binarise=binarise)
+    for changes in ({"rho_clip": -1.0}, {"rho_clip": math.nan}, {"ratio_trust": -0.5}):
+        with pytest.raises(ValueError, match=rf"{next(iter(changes))} must be in \[0, inf\], got"):
+            actor(**changes)
     with pytest.raises(ValueError, match="invalid must be torch.bool"):
         actor(invalid=t([[0.0, 1.0]]))
     with pytest.raises(ValueError, match=r"mask \(1, 2\) selects no step"):
@@ -130,6 +133,9 @@ def test_normalise_advantages():
     shifted = aride.normalise_advantages(advantage=t([[1.0, 1.1]]), mask=torch.ones(1, 2, dtype=torch.bool))
     assert (shifted > 0).all()  # not centred: what was good stays good
     assert (aride.normalise_advantages(advantage=0 * advantage, mask=mask) == 0).all()
+    for changes in ({"clip": -3.0}, {"negative_scale": -0.3}):
+        with pytest.raises(ValueError, match=rf"{next(iter(changes))} must be in \[0, inf\], got"):
+            aride.normalise_advantages(advantage=advantage, mask=mask, **changes)
     with pytest.raises(ValueError, match="advantage"):
         aride.normalise_advantages(advantage=t([[math.nan]]), mask=torch.ones(1, 1, dtype=torch.bool))
 
@@ -263,6 +269,9 @@ def test_dper_priorities():
                                       entropy=torch.ones(1, 1), mask=mask[:1, :1], w_td=1, w_rho=2,
                                       w_entropy=3, rho_clip=10.0)
     close(got, t([1.0 + 20 + 3]))
+    with pytest.raises(ValueError, match="rho_clip must be in"):
+        aride.trajectory_priorities(td_error=torch.ones(1, 1), rho=torch.ones(1, 1), entropy=torch.ones(1, 1),
+                                    mask=mask[:1, :1], rho_clip=-1.0)
     with pytest.raises(ValueError, match="td_error"):
         aride.trajectory_priorities(td_error=t([[math.nan]]), rho=torch.ones(1, 1), entropy=torch.ones(1, 1),
                                     mask=mask[:1, :1])

@@ -1,5 +1,6 @@
 """aride.py's targets: where a trajectory ends, what must not leak, extreme and bad input."""
 
+import inspect
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -172,10 +173,17 @@ def test_vtrace_clips_weight_and_product_apart():
 
 # ---- bad input
 
-def test_c20_keyword_only_boolean_masks_and_shapes_in_the_error():
+def test_c20_every_argument_of_every_function_is_given_by_its_name():
+    public = {name: f for name, f in inspect.getmembers(aride, inspect.isfunction)
+              if f.__module__ == "aride" and not name.startswith("_") and name != "step_values"}
+    assert len(public) >= 12 and {"retrace", "actor_loss", "value_loss", "trajectory_priorities"} <= public.keys()
+    for name, f in public.items():
+        kinds = {p.kind for p in inspect.signature(f).parameters.values()}
+        assert kinds == {inspect.Parameter.KEYWORD_ONLY}, name
+
+
+def test_c20_boolean_masks_and_shapes_in_the_error():
     arguments = batch()
-    with pytest.raises(TypeError):
-        aride.retrace(arguments["rewards"])
     with pytest.raises(ValueError, match="mask must be torch.bool, got torch.float32: pass mask.bool"):
         aride.retrace(**arguments | {"mask": arguments["mask"].float()})
     with pytest.raises(ValueError, match="terminated must be torch.bool"):
@@ -184,6 +192,13 @@ def test_c20_keyword_only_boolean_masks_and_shapes_in_the_error():
         aride.retrace(**arguments | {"rewards": arguments["rewards"][:, :-1]})
     with pytest.raises(ValueError, match=r"\[B, T\]"):
         aride.retrace(**{k: x[0] if isinstance(x, torch.Tensor) else x for k, x in arguments.items()})
+    one = torch.ones(1, 2)
+    losses = (lambda: actor(mask=one),
+              lambda: aride.value_loss(logits=torch.ones(1, 2, 2), targets=one, mask=one),
+              lambda: aride.trajectory_value_loss(logits=torch.ones(1, 3), outcomes=one[0, :1], mask=one))
+    for loss in losses:
+        with pytest.raises(ValueError, match="mask.* torch.bool.*torch.float32"):
+            loss()
 
 
 @pytest.mark.parametrize("name", ["rewards", "values", "next_values", "log_rho"])
@@ -224,12 +239,18 @@ def test_masked_infinities_are_harmless_wherever_they_stand(at):
 def test_gamma_and_lam_are_checked_and_named():
     arguments = batch(B=2, T=3, lengths=[3, 3])
     for changes in ({"gamma": 1.1}, {"gamma": math.nan}, {"lam": -0.1}, {"lam": 2.0}):
-        with pytest.raises(ValueError, match=r"gamma and lam must be in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"(gamma|lam) must be in \[0, 1\], got"):
             aride.retrace(**arguments | changes)
     with pytest.raises(ValueError, match=r"gamma \(3,\)"):
         aride.vtrace(**arguments | {"gamma": torch.full((3,), 0.9)})
     with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 6 NaN"):
         aride.vtrace(**arguments | {"gamma": torch.full((2, 3), math.nan)})
     step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
+    returns = {"rewards": step["rewards"], "mask": step["mask"]}
+    for gamma in (1.1, -0.1, math.nan):
+        for f, given in ((aride.discounted_returns, returns), (aride.authors_rewards, returns), (aride.td_errors, step),
+                         (aride.advantages, step | {"targets": step["values"]})):
+            with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got"):
+                f(**given | {"gamma": gamma})
     with pytest.raises(ValueError, match=r"targets \(2, 3\) has 1 NaN .*\[0, 1\]"):
         aride.advantages(**step, targets=t([[0.0, math.nan, 0], [0, 0, 0]]))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from autoui import FEATURE_DIM, AutoUINetwork, initialize
 from policy import ALIASES, AutoUIPolicy
@@ -17,6 +18,10 @@ from tokenizer import Codec, build_tokenizer
 
 PARITY = Path(__file__).parent / "fixtures" / "autoui_parity"
 IMAGE = ("image", "mha", "gate")  # the layers that T5 lacks
+SHAPES = (  # of a T5: heads wider than the model, a deeper decoder, its other numbers
+    {}, {"d_kv": 16}, {"num_decoder_layers": 3},
+    {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 20, "layer_norm_epsilon": 1e-5},
+)  # fmt: skip
 
 
 def t5_config(**changes):
@@ -74,8 +79,9 @@ def test_published_weights_give_the_published_logits_and_tokens(name):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gated-gelu"])
 @pytest.mark.parametrize("left", [False, True])
-def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, left):
-    config = t5_config(feed_forward_proj=activation, tie_word_embeddings=tied)
+@pytest.mark.parametrize("shape", SHAPES, ids=["v1", "heads", "layers", "buckets"])
+def test_forward_is_the_librarys_with_padding_on_either_side(tied, activation, left, shape):
+    config = t5_config(feed_forward_proj=activation, tie_word_embeddings=tied, **shape)
     network = AutoUINetwork(config)
     initialize(network, 1)
     lengths = torch.tensor([40, 9, 23])
@@ -130,6 +136,20 @@ def test_buckets_of_near_places_are_exact():
     near = relative_buckets(300, True, 32, 128)
     assert near[5, 3:8].tolist() == [2, 1, 0, 17, 18] and near[0, 299] == 31 and near[299, 0] == 15
     assert relative_buckets(300, False, 32, 128)[5, 3:8].tolist() == [2, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("buckets, distance", [(32, 128), (16, 40)])
+def test_buckets_are_the_librarys(both, buckets, distance):
+    position = torch.arange(600)
+    offset = position[None, :] - position[:, None]  # key - query
+    wanted = T5Attention._relative_position_bucket(offset, both, buckets, distance)
+    assert torch.equal(relative_buckets(600, both, buckets, distance), wanted)
+
+
+def test_an_activation_of_no_t5_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="feed_forward_proj 'silu': use one of relu, gated-gelu"):
+        AutoUINetwork(t5_config(feed_forward_proj="silu"))
 
 
 @pytest.mark.parametrize("both", [True, False])

@@ -238,7 +238,7 @@ def test_the_critic_of_vtrace_is_corrected_once_the_policy_has_moved():
     learner.updates = 1
     corrected, _ = learner._labels(batch, values)
     terms = learner._terms(batch, values)
-    log_rho = learner._log_rho(batch)
+    log_rho = learner._scores(batch)[0] - batch["behavior_logprob"]
     assert log_rho.abs().max() > 0.01 and not torch.equal(corrected, on_policy)
     assert torch.equal(corrected, aride.vtrace(**terms, truncated=batch["truncated"], log_rho=log_rho, lam=1.0))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import T5Config, T5ForConditionalGeneration
 
 from android_env import Action, format_action, make_prompt, parse_action
@@ -29,7 +29,7 @@ CANONICAL = [
 
 
 def letters(size: int = 97) -> Tokenizer:
-    """A tokenizer of T5's kind with at most `size` words: pieces of one letter, "▁" for a space."""
+    """A tokenizer of T5's kind, at most `size` words: pieces of one letter, "▁" for a space; it appends EOS itself."""
     alphabet = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789\"'.,:;?!-_[]()/&"
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -4.0) for letter in alphabet)]
     tokenizer = Tokenizer(models.Unigram(pieces[:size], unk_id=2))
@@ -37,6 +37,7 @@ def letters(size: int = 97) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["<pad>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return tokenizer
 
 
@@ -99,15 +100,29 @@ def test_a_file_of_digirl_or_distrl_loads_from_beside_its_config(tmp_path, prefi
         assert note.endswith("left out: critic (2 tensors), trajectory_critic (1 tensors)") and f"'{prefix}'" in note
 
 
-def test_a_file_with_dictionaries_in_it_loads(tmp_path):
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_file_with_dictionaries_in_it_loads(tmp_path, prefix):
     weights = folder_of(tmp_path)
     optimizer = {"state": {0: {"exp_avg": torch.ones(3), "step": torch.tensor(3.0)}}, "param_groups": [{"lr": 1e-4}]}
-    content = {"model_state_dict": weights, "critic_state_dict": {"base_lm.weight": torch.ones(2)},
+    nested = trainer_file(weights, prefix)  # DigiRL's agent whole, or its policy alone
+    content = {"model_state_dict": nested, "critic_state_dict": {"base_lm.weight": torch.ones(2)},
                "lm_optimizer_state_dict": optimizer, "epoch": 3}  # fmt: skip
     torch.save(content, tmp_path / "trainer.pt")
     policy = AutoUIPolicy.load(tmp_path / "trainer.pt")
     assert same(policy, weights)
-    assert policy.notes[0].endswith("critic_state_dict (1 tensors), lm_optimizer_state_dict (2 tensors)")
+    left = policy.notes[0].partition("left out: ")[2].split(", ")
+    assert {"critic_state_dict (1 tensors)", "lm_optimizer_state_dict (2 tensors)"} <= set(left)
+    assert ({"critic (2 tensors)", "trajectory_critic (1 tensors)"} <= set(left)) == bool(prefix)
+
+
+def test_an_output_layer_of_its_own_that_the_file_lacks_is_not_made_up(tmp_path):
+    weights = folder_of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False and "scale_decoder_outputs" not in config  # nothing of transformers 5
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"missing \[.lm_head.weight.\]"):
+        AutoUIPolicy.load(tmp_path)
 
 
 @pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
@@ -176,6 +191,7 @@ def test_F4_canonical_actions_come_back_and_what_does_not_is_named(codec):
 
 def test_F5_any_tokenizer_gets_exactly_one_eos():
     codec = Codec(letters())
+    assert codec.tokenizer.encode("Goal: x").ids[-1] == codec.eos_id  # as T5's tokenizer.json appends one
     for prompt in (make_prompt("Open the clock"), "Goal: x</s></s>", "Goal: x"):
         ids = codec.prompt_ids(prompt)
         assert ids.count(codec.eos_id) == 1 and ids[-1] == codec.eos_id

@@ -330,32 +330,6 @@ def test_G1_sync_rounds_are_exact_with_an_empty_home_and_no_network(policy, tmp_
     assert load_checkpoint(run)["learner"]["counters"]["updates"] >= 40
 
 
-# ---------------------------------------------------------------------- memory
-
-
-MEMORY = """
-import json, numpy as np
-from replay import PrioritizedReplay, Trajectory
-def resident():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
-rng, replay, sizes = np.random.default_rng(0), PrioritizedReplay(20_000), []
-for number in range(6000):
-    features = rng.random((11, 1408), np.float32).astype(np.float16)
-    assert replay.add(Trajectory(
-        "go home", "home", ["p"] * 11, features, ["press home"] * 10, [[5, 1]] * 10, [[-0.1, -0.2]] * 10, [0.0] * 10,
-        [False] * 10, [0] * 10, terminated=True, truncated=False, success=False), id=number + 100_000) >= 0
-    if number + 1 in (2000, 6000):  # full once, and three times
-        print(resident(), len(json.dumps(replay.state_dict())))
-"""
-
-
-def test_D19_memory_and_checkpoint_stay_flat_when_the_replay_is_filled_three_times():
-    done = subprocess.run([sys.executable, "-c", MEMORY], cwd=ROOT, capture_output=True, text=True, check=True)
-    (once, small), (thrice, large) = (map(int, line.split()) for line in done.stdout.splitlines())
-    assert once > 60_000  # kB: the trajectories are most of it
-    assert thrice < 1.1 * once and large < 1.05 * small
-
-
 # ---------------------------------------------------------------------- small things that hang great ones
 
 

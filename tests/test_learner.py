@@ -28,8 +28,8 @@ def config(**changes) -> AlgorithmArgs:
     return replace(quick, **changes)
 
 
-def play(policy, success, *, actions=None, steps=3, seed=0, terminated=True) -> Trajectory:
-    """A trajectory that `policy` sampled itself, or of the given actions with its log-probs."""
+def play(policy, success, *, actions=None, steps=3, seed=0, terminated=True, tokens=None) -> Trajectory:
+    """One that `policy` sampled itself, at most `tokens` an action; or of the given actions with its log-probs."""
     rng = np.random.default_rng(seed)
     steps = len(actions) if actions else steps
     features = rng.uniform(-1, 1, (steps + 1, 1408)).astype(np.float16)
@@ -41,7 +41,8 @@ def play(policy, success, *, actions=None, steps=3, seed=0, terminated=True) -> 
             evaluation = policy.evaluate(prompts[:-1], seen, token_ids)
         logprobs = [row[: len(ids)].numpy() for row, ids in zip(evaluation.token_logprob, token_ids, strict=True)]
     else:
-        output = policy.act(prompts[:-1], seen, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        output = policy.act(prompts[:-1], seen, generator=generator, max_new_tokens=tokens)
         actions, token_ids, logprobs = output.texts, output.token_ids, output.logprobs
     rewards = [0.0] * (steps - 1) + [float(bool(success))]
     return Trajectory(
@@ -88,6 +89,39 @@ def test_an_update_sets_the_priorities_of_what_it_used_and_a_refresh_of_all():
     learner.update()
     refreshed = learner.replay.state_dict()["priorities"]
     assert 1.0 not in refreshed and len(set(refreshed)) == 6
+    learner.REFRESH_ROWS = 4  # the six in two batches
+    learner.replay.update_priorities(learner.replay.ids, [1.0] * 6)
+    learner._refresh_priorities()
+    assert learner.replay.state_dict()["priorities"] == pytest.approx(refreshed, rel=1e-4)
+
+
+def test_a_priority_is_the_papers_sum_over_one_known_trajectory():
+    """50 mean|V_ret - V| + mean rho + 0.01 mean H, in float64 from the formula; at an update and at a refresh."""
+    policy = small()
+    known = play(policy, True, actions=[TAPS[0], TAPS[1], TAPS[0]], seed=1)
+    known.logprobs = [row + shift for row, shift in zip(known.logprobs, (-0.05, 0.04, -0.01), strict=True)]
+    learner = make(policy, [known], batch_trajectories=1, retrace_lambda=0.9)
+    learner.critic_updates = 0  # of this update: the values below are those that it uses
+
+    def expected() -> float:
+        gamma, lam, batch = learner.config.gamma, 0.9, learner._batch()
+        with torch.no_grad():
+            evaluation = policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
+            values = learner._values(batch)[1].double().tolist()
+        mu = [float(row.sum(dtype=np.float64)) for row in known.logprobs]
+        rho = np.exp(evaluation.token_logprob.double().sum(1).numpy() - mu)
+        correction, errors = 0.0, []
+        for step in (2, 1, 0):  # delta_t = td_t + gamma c_(t+1) delta_(t+1)
+            td = known.rewards[step] + gamma * (values[step + 1] if step < 2 else 0.0) - values[step]
+            correction = td + (gamma * lam * min(1.0, rho[step + 1]) * correction if step < 2 else 0.0)
+            errors.append(abs(correction))
+        assert rho.max() > 1.1 > 0.9 > rho.min()
+        return 50 * np.mean(errors) + rho.mean() + 0.01 * float(evaluation.entropy.mean())
+
+    for change in (learner.update, learner._refresh_priorities):
+        before = expected()  # an update's are of the policy that it began with
+        change()
+        assert learner.replay.state_dict()["priorities"] == pytest.approx([before], rel=1e-5)
 
 
 def test_nothing_is_learnt_before_there_is_enough():
@@ -114,19 +148,20 @@ def test_a_trajectory_without_a_verdict_is_refused():
 # ---------------------------------------------------------------------- what an update computes
 
 
-def test_the_ratio_is_one_before_the_first_update():
-    """Case C8, actions of mixed lengths sampled by the policy, in the learner's own path."""
+def test_C8_the_ratio_is_one_before_the_first_update():
+    """Actions of mixed lengths sampled by the policy, in the learner's own path."""
     policy = small()
-    trajectories = [play(policy, i % 2 == 0, steps=1 + i, seed=i) for i in range(4)]
-    assert len({len(ids) for t in trajectories for ids in t.token_ids}) > 1
+    trajectories = [play(policy, i % 2 == 0, steps=1 + i, seed=i, tokens=1 + 2 * i) for i in range(4)]
+    assert len({len(ids) for t in trajectories for ids in t.token_ids}) > 2
     learner = make(policy, trajectories, batch_trajectories=8)
     batch = learner._batch()
     evaluation = policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])
-    ratio = (learner._scatter(evaluation.logprob, batch["mask"]) - batch["behavior_logprob"]).exp()[batch["mask"]]
-    assert (ratio - 1).abs().max() < 1e-4  # sums of up to 64 float32
+    mu = [row.sum(dtype=np.float64) for t in batch["trajectories"] for row in t.logprobs]
+    ratio = (evaluation.token_logprob.double().sum(1) - torch.tensor(mu)).exp()
+    assert (ratio - 1).abs().max() < 1e-5
     metrics = learner.update()
-    assert metrics["stats/rho_max"] == pytest.approx(1, abs=1e-4) and metrics["stats/ess"] == pytest.approx(1, abs=1e-4)
-    assert learner.update()["stats/rho_max"] != pytest.approx(1, abs=1e-7)
+    assert metrics["stats/rho_max"] == pytest.approx(1, abs=1e-5) and metrics["stats/ess"] == pytest.approx(1, abs=1e-5)
+    assert learner.update()["stats/rho_max"] != pytest.approx(1, abs=1e-5)
 
 
 def test_the_terminal_step_is_in_the_batch_and_is_learnt_from():
@@ -221,12 +256,15 @@ def test_a_loss_that_is_not_finite_changes_no_parameter(monkeypatch):
 def test_weights_that_are_not_finite_end_the_run_with_a_remedy():
     policy = small()
     learner = make(policy, [play(policy, True, seed=i) for i in range(3)])
+    learner.REFRESH_EVERY = 1
+    before = learner.replay.state_dict()["priorities"]
     with torch.no_grad():
         next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="lower --learning-rate"):
         for _ in range(3):
             learner.update()
     assert learner.skipped == 3
+    assert learner.replay.state_dict()["priorities"] == before
 
 
 # ---------------------------------------------------------------------- checkpoints

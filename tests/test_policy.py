@@ -14,6 +14,7 @@ from test_tokenizer import BACK, PROMPTS, TAP, TYPE
 from torch.nn.utils import parameters_to_vector
 
 import policy as policy_module
+from args import PolicyArgs
 from autoui import FEATURE_DIM, initialize
 from policy import AutoUIPolicy
 from tokenizer import Codec, build_tokenizer
@@ -70,18 +71,21 @@ def test_C15_fp16_is_refused_and_bf16_is_finite(small, features, tmp_path):
         AutoUIPolicy.load(tmp_path / "p.safetensors", precision="fp16")
     bf16 = AutoUIPolicy.load(tmp_path / "p.safetensors", precision="bf16")
     long = ["Previous Actions:  Goal: " + "abc " * 170]
+    assert len(bf16.codec.prompt_ids(long[0])) >= 512
     result = bf16.evaluate(long, features[:1], [np.arange(2, 60, dtype=np.int32)])
     assert torch.isfinite(result.token_logprob).all() and torch.isfinite(result.entropy).all()
     assert len(bf16.act(long, features[:1], max_new_tokens=4).token_ids[0]) <= 4
+    assert PolicyArgs().precision == "fp32"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_act_and_evaluate_agree_on_mixed_lengths(small, features, temperature):
+def test_C9_act_and_evaluate_agree_on_mixed_lengths(small, features, temperature):
     trained = copy.deepcopy(small)
     with torch.no_grad():  # rows end at different lengths: sampling goes on without those that have ended
-        trained.network.shared.weight[1] += 2 * trained.network.shared.weight[0]
+        trained.network.shared.weight[1] += 2 * temperature * trained.network.shared.weight[0]
     prompts, x = PROMPTS * 8, np.tile(features, (8, 1))
-    out = trained.act(prompts, x, temperature=temperature, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    out = trained.act(prompts, x, temperature=temperature, generator=generator, max_new_tokens=15)
     lengths = [len(ids) for ids in out.token_ids]
     assert min(lengths) < 10 < max(lengths)
     result = trained.evaluate(prompts, x, out.token_ids, temperature=temperature)
@@ -89,21 +93,59 @@ def test_act_and_evaluate_agree_on_mixed_lengths(small, features, temperature):
         assert len(logprobs) == lengths[row] and result.mask[row].sum() == lengths[row]
         np.testing.assert_allclose(result.token_logprob[row, : lengths[row]].detach(), logprobs, atol=1e-4)
         assert (result.token_logprob[row, lengths[row] :] == 0).all()
-        np.testing.assert_allclose(result.logprob[row].item(), logprobs.sum(), atol=1e-3)
+        sums = float(result.token_logprob[row].detach().double().sum()), logprobs.sum(dtype=np.float64)
+        assert abs(sums[0] - sums[1]) < 1e-4 and abs(result.logprob[row].item() - sums[0]) < 1e-4
         ids = out.token_ids[row]
-        assert (ids[:-1] != 1).all() and (ids[-1] == 1 or len(ids) == 64)
+        assert (ids[:-1] != 1).all() and (ids[-1] == 1 or len(ids) == 15)
         assert out.texts[row] == trained.codec.decode(ids)
 
 
-def test_the_ratio_is_one_before_the_first_update(small, features):
-    out = small.act(PROMPTS, features, generator=torch.Generator().manual_seed(1), max_new_tokens=15)
+def test_C8_the_ratio_is_one_before_the_first_update(small, features):
+    outs = [small.act(PROMPTS, features, seeds=range(5), max_new_tokens=n) for n in (1, 2, 5)]  # mixed lengths
+    prompts, x, ids = PROMPTS * 3, np.tile(features, (3, 1)), [row for out in outs for row in out.token_ids]
     small.train()  # the learner's mode must not matter
-    first = small.evaluate(PROMPTS, features, out.token_ids)
-    again = small.evaluate(PROMPTS[::-1], features[::-1].copy(), out.token_ids[::-1])
+    first, again = small.evaluate(prompts, x, ids), small.evaluate(prompts[::-1], x[::-1].copy(), ids[::-1])
     small.eval()
-    assert ((first.logprob - again.logprob.flip(0)).exp() - 1).abs().max() < 1e-5
-    mu = torch.tensor([row.sum() for row in out.logprobs])
-    assert ((first.logprob - mu).exp() - 1).abs().max() < 1e-3
+    first, again = (e.token_logprob.detach().double().sum(1) for e in (first, again))
+    mu = torch.tensor([row.sum(dtype=np.float64) for out in outs for row in out.logprobs])
+    assert ((first - again.flip(0)).exp() - 1).abs().max() < 1e-5
+    assert ((first - mu).exp() - 1).abs().max() < 1e-5
+
+
+def test_C12_log_mu_at_temperature_2_is_that_of_half_the_logits(small, features):
+    out = small.act(PROMPTS, features, temperature=2.0, generator=torch.Generator().manual_seed(1), max_new_tokens=6)
+    for row, ids in enumerate(out.token_ids):
+        prompt, mask = small._pad([small.codec.prompt_ids(PROMPTS[row])])
+        with torch.no_grad():
+            logits = small.network(prompt, mask, torch.from_numpy(features[[row]]), torch.tensor([[0, *ids[:-1]]]))[0]
+        taken = torch.tensor(ids).long()[:, None]
+        wanted, other = ((logits / t).log_softmax(-1).gather(1, taken)[:, 0].numpy() for t in (2, 1))
+        np.testing.assert_allclose(out.logprobs[row], wanted, atol=1e-4)
+        assert np.abs(out.logprobs[row] - other).max() > 0.1
+
+
+def test_C7_no_probability_is_clamped(small, features):
+    """p = .9999 has its own logarithm and p < 1e-5 its gradient, in `act` and in `evaluate`."""
+    agent = AutoUIPolicy(small.config | {"tie_word_embeddings": False}, small.codec)
+    initialize(agent.network, 0)
+    likely, unlikely, words = 7, 8, len(agent.codec)
+    prompt, mask = agent._pad([agent.codec.prompt_ids(PROMPTS[0])])
+    with torch.no_grad():  # all logits 0 but one
+        states = agent.network.encode(prompt, mask, torch.from_numpy(features[:1]))
+        hidden = agent.network.decode(states, mask, torch.zeros(1, 1, dtype=torch.long))[0, 0]
+        head = agent.network.lm_head.weight.zero_()
+        head[likely] = hidden / hidden.square().sum() * np.log(0.9999 / 0.0001 * (words - 1))
+    rows = [np.array([token], np.int32) for token in (likely, unlikely)]
+    result = agent.evaluate(PROMPTS[:1] * 2, features[[0, 0]], rows)
+    high, low = result.logprob.tolist()
+    assert high == pytest.approx(np.log(0.9999), abs=1e-6)
+    rest = np.log(0.0001 / (words - 1))
+    assert low == pytest.approx(rest, abs=1e-4) and rest < np.log(1e-5)
+    result.logprob[1].backward()
+    assert agent.network.lm_head.weight.grad[unlikely].abs().sum() > 0.1
+    out = agent.act(PROMPTS[:1], features[:1], greedy=True, max_new_tokens=1)
+    assert out.token_ids[0].tolist() == [likely]
+    assert float(out.logprobs[0][0]) == pytest.approx(high, abs=1e-6)
 
 
 def test_evaluate_is_the_slow_formula(small, features):
@@ -256,6 +298,8 @@ def test_other_files_are_refused_with_a_remedy(small, tmp_path):
         small.load_weights(plain)
     with pytest.raises(ValueError, match="tie_word_embeddings"):
         small.load_weights(state | {"lm_head.weight": state["lm_head.weight"] + 1})
+    with pytest.raises(ValueError, match="encoder.embed_tokens.weight differs from shared.weight.*copy them again"):
+        small.load_weights(state | {"encoder.embed_tokens.weight": state["lm_head.weight"] + 1})
     with pytest.raises(FileNotFoundError, match="no policy at"):
         AutoUIPolicy.load(tmp_path / "nothing")
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")

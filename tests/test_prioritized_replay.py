@@ -264,6 +264,7 @@ def test_a_collector_may_add_while_the_learner_draws():
 
 
 RSS = """
+import json
 import numpy as np
 from replay import PrioritizedReplay, Trajectory
 made = 0
@@ -280,18 +281,19 @@ def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 buffer, empty = PrioritizedReplay(20_000), rss()
 grow(buffer, 20_000)
-once = rss() - empty
+once, saved = rss() - empty, len(json.dumps(buffer.state_dict()))
 grow(buffer, 40_000)
-print(once, rss() - empty, len(buffer))
+print(once, rss() - empty, saved, len(json.dumps(buffer.state_dict())), len(buffer))
 """
 
 
 def test_d19_the_process_stays_flat_at_three_times_the_capacity():
     done = subprocess.run([sys.executable, "-c", RSS], cwd=Path(replay.__file__).parent, check=True,
                           capture_output=True, text=True)
-    once, thrice, held = map(int, done.stdout.split())
+    once, thrice, small, large, held = map(int, done.stdout.split())
     assert held == 2000 and once > 20_000 * 1408 * 2  # the features alone
     assert thrice < 1.1 * once, (once, thrice)
+    assert large < 1.1 * small  # of a checkpoint
 
 
 def test_d12_sampling_an_empty_buffer_or_tree_is_an_error():

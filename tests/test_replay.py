@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,11 +133,6 @@ def test_pad_batch():
 def test_c6_a_log_prob_is_the_sum_over_tokens():
     one = trajectory(1, token_ids=[range(5)], logprobs=[[-0.1] * 5])
     assert pad_batch([one, trajectory(8)])["behavior_logprob"][0, 0] == pytest.approx(-0.5)
-
-
-def test_d18_the_tree_belongs_to_the_learner():
-    worker = Path(replay.__file__).with_name("worker.py").read_text()
-    assert "SumTree" not in worker and "PrioritizedReplay" not in worker
 
 
 ALONE = """

@@ -145,3 +145,14 @@ def test_d3_rounding_that_reaches_past_a_row_finds_the_last_mass_of_it():
         below = np.nextafter(tree.total, 0)
         assert tree.find([tree.total, below, below / 2]).tolist()[:2] == [row + count - 1] * 2
         tree.set(np.arange(row, row + count), 0.0)
+
+
+def test_the_least_mass_is_exact_after_any_change():
+    rng, tree = np.random.default_rng(0), SumTree(300)
+    assert tree.least() == np.inf
+    for _ in range(400):
+        indices = rng.integers(0, 300, 8)  # now and then one is repeated
+        tree.set(indices, rng.choice([0.0, 0.5, 1.0, *rng.random(3)], 8))
+        if rng.random() < 0.7:  # it need not be asked for after each
+            masses = tree.get(np.arange(300))
+            assert tree.least() == masses[masses > 0].min(initial=np.inf)
