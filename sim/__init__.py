@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,8 +58,9 @@ class Phones:
         """Ends phones and adb server; a second call does nothing."""
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()  # the simulator ends at the end of its input
+        self.process.send_signal(signal.SIGCONT)  # one that is stopped would not see it
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self.process.kill()  # its adb server dies with it
             self.process.wait()

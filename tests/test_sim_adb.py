@@ -247,7 +247,8 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
         os.close(fd)
 
 
-def test_phones_and_server_die_with_their_parent():
+def test_phones_and_server_die_with_their_parent(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     code = (
         "import sim, sys\n"
         "p = sim.start_phones(1, latency=0.0)\n"
@@ -259,9 +260,11 @@ def test_phones_and_server_die_with_their_parent():
     )
     pids = [int(word) for word in parent.stdout.readline().split()]
     assert len(pids) == 2
+    os.kill(pids[0], signal.SIGSTOP)  # what is stopped must not stay either, nor its files
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
     assert all(gone(pid) for pid in pids)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_adb_server_dies_with_a_killed_simulator(tmp_path, monkeypatch):
@@ -276,7 +279,10 @@ def test_close_ends_both_and_leaves_no_home_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     phones = sim.start_phones(1, latency=0.0)
     assert list(tmp_path.iterdir())
+    phones.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
     phones.close()
+    assert time.monotonic() - began < 5
     phones.close()
     assert all(gone(pid, 0) for pid in phones.pids)
     assert not list(tmp_path.iterdir())
