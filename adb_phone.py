@@ -331,12 +331,12 @@ class AdbPhone:
             while not up.search(self.shell("dumpsys input_method")) and time.monotonic() < deadline:
                 time.sleep(0.1)
 
-    def restore_keyboard(self) -> None:
+    def restore_keyboard(self, timeout: float = 10.0) -> None:
         """Sets the keyboard again that was there before ADBKeyBoard: noted on the phone, as a run may be killed."""
-        found = self.shell(f"cat {_KEYBOARD_FILE} 2>/dev/null && settings get secure default_input_method", 10).split()
-        if found:
+        found = self.shell(f"cat {_KEYBOARD_FILE} 2>/dev/null && settings get secure default_input_method", timeout)
+        if found := found.split():
             back = f"ime set {shlex.quote(found[0])} || ime reset; " * (len(found) == 2 and _ADB_KEYBOARD in found[1])
-            self.shell(f"{back}rm -f {_KEYBOARD_FILE}", timeout=10)
+            self.shell(f"{back}rm -f {_KEYBOARD_FILE}", timeout)
 
     @property
     def virtual(self) -> bool:

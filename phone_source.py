@@ -15,9 +15,10 @@ import os
 import re
 import secrets
 import subprocess
+import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import IO
@@ -43,6 +44,7 @@ from worker import PhoneAddress
 LOCAL = frozenset({"alarm", "app_settings", "notifications", "open_app", "chrome_tab", "personal"})  # need no network
 SETTLE = 2.0  # s: a real screen moves for a while after an input
 ATTACH_SECONDS = 15.0  # for a given phone that is not online to come
+LEAVE_SECONDS = 2.0  # for a command to a given phone at the end
 MARK = "debug.distrl.mark"  # a property of phones
 
 
@@ -153,22 +155,31 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
     ]  # fmt: skip
     what = f"{len(found)} phone{'s' * (len(found) > 1)}: {', '.join(phone.serial for phone in found)}"
 
+    one_at_a_time = threading.Lock()
+
     def connect_again(address: PhoneAddress) -> None:
-        if not phones.adb_server:  # this machine's: it may have died
-            start_server(address.port)
-        phone_at(address).attach(1.0)
+        with suppress(AndroidEnvError, OSError), one_at_a_time:  # what is wrong, its next worker tells
+            if not phones.adb_server:  # this machine's: it may have died
+                start_server(address.port)
+            phone_at(address).attach(1.0)
+
+    def restart(address: PhoneAddress) -> None:  # not waited for: starting a server may take its time
+        threading.Thread(target=connect_again, args=(address,), daemon=True).start()
 
     try:
         addresses = with_packages(addresses)
-        yield Source(what, addresses, lambda latency: None, connect_again)
+        yield Source(what, addresses, lambda latency: None, restart)
     finally:
+        with ThreadPoolExecutor(len(found)) as pool:  # a run that is to stop has 5 s for all of them
+            list(pool.map(_leave, found))
         for lock in locks:
             lock.close()
-        for phone in found:
-            try:
-                phone.restore_keyboard()
-            except AndroidEnvError:
-                continue  # it is gone: the next run that finds it does it
+
+
+def _leave(phone: AdbPhone) -> None:
+    """Sets the keyboard back, if the phone answers: else the next run that finds it does."""
+    with suppress(AndroidEnvError):
+        phone.restore_keyboard(timeout=LEAVE_SECONDS)
 
 
 def _claimed(phone: AdbPhone, locks: list[IO]) -> bool:

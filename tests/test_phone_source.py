@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -219,6 +221,33 @@ def test_whose_own_keyboard_is_adbkeyboard_keeps_it(phones, phone, typist):
     with phone_source(at(phones)):
         assert phone.type_text("\u4f60\u597d")
     assert keyboard_of(phone) == "com.android.adbkeyboard/.AdbIME"
+
+
+def test_phones_that_hang_at_the_end_hold_up_nobody_for_long(phones, monkeypatch):
+    monkeypatch.setattr("phone_source.LEAVE_SECONDS", 0.5)
+    try:
+        with phone_source(at(phones)):
+            for serial in phones.serials:
+                phones.fault(serial, "mute")
+            began = time.monotonic()
+        assert time.monotonic() - began < 0.9  # both at the same time
+    finally:
+        for serial in phones.serials:
+            phones.fault(serial, "none")
+
+
+def test_the_pool_does_not_wait_for_a_phone_that_is_connected_again(phones, monkeypatch):
+    asked, answered = [], threading.Event()
+    monkeypatch.setattr("phone_source.start_server", lambda port: asked.append(port) or answered.wait(10))
+    monkeypatch.setattr("phone_source.find_devices", lambda args: ([AdbPhone(phones.serials[0], port=phones.port)], {}))
+    attached = threading.Event()
+    monkeypatch.setattr(AdbPhone, "attach", lambda phone, timeout: attached.set())
+    with phone_source(PhoneArgs(devices=("all",))) as source:
+        source.restart(source.addresses[0])
+        source.restart(source.addresses[0])
+        assert not attached.is_set()
+        answered.set()
+        assert attached.wait(10) and set(asked) == {phones.port}
 
 
 # ---- one phone, one worker
