@@ -71,6 +71,7 @@ class NodeActors:
         """Takes episodes to play, each with its ticket; returns as soon as some are finished, or after `seconds`.
 
         arrived: tickets that need not be told again. May be called again with the same arguments.
+        RuntimeError: the pool has given up, and all that it had finished has arrived.
         """
         for ticket in arrived:
             self._finished.pop(ticket, None)
@@ -82,9 +83,10 @@ class NodeActors:
         self._news.clear()
         if not self._finished:
             self._news.wait(seconds)
-        if self.pool.error:
-            raise RuntimeError(str(self.pool.error)) from self.pool.error
-        return self._report()
+        error, report = self.pool.error, self._report()
+        if error and not report["finished"]:  # what is finished goes first: the caller buries this node when it raises
+            raise RuntimeError(str(error)) from error
+        return report
 
     def _report(self) -> dict:
         counts = {name: getattr(self.pool, name) for name in COUNTS}
@@ -93,7 +95,8 @@ class NodeActors:
 
     def publish(self, weights: np.ndarray, version: int) -> int:
         """One float32 array with all weights, from Ray's store, into this node's shared memory."""
-        self.pool.weights.publish([weights], version)
+        if version > self.pool.weights.version:  # else a call that had arrived is made again
+            self.pool.weights.publish([weights], version)
         return version
 
     def set_latency(self, latency: float) -> float:

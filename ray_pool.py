@@ -143,7 +143,7 @@ class _Weights:
     """Publishes into Ray's object store; what nobody has fetched when a newer one comes is dropped."""
 
     def __init__(self, size: int):
-        self.size, self.version, self.ref = size, 0, None
+        self.size, self.newest = size, (None, 0)  # ref and version: both or neither, for the thread that reads
 
     def publish(self, arrays, version: int) -> None:
         import ray
@@ -151,7 +151,7 @@ class _Weights:
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         if len(flat) != self.size:
             raise ValueError(f"{len(flat)} numbers in {len(arrays)} arrays, but {self.size} are expected")
-        self.ref, self.version = ray.put(flat), version
+        self.newest = ray.put(flat), version
 
 
 class RayPool:
@@ -201,7 +201,7 @@ class RayPool:
             if self.error:
                 raise RuntimeError(f"no node could be started: {self.last_error or self.error}") from self.error
             if time.monotonic() > deadline:
-                ready = sum(node.ready for node in self._nodes.values())
+                ready = sum(node.ready for node in list(self._nodes.values()))
                 raise RuntimeError(f"only {ready} of {len(self._nodes)} nodes are ready after {timeout:.0f} s: "
                                    f"{self.last_error or 'are they overloaded? Fewer --workers-per-node'}")  # fmt: skip
             self._stop.wait(0.05)
@@ -213,7 +213,7 @@ class RayPool:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        nodes = {node.actor.stop.remote(): node for node in self._nodes.values() if node.actor is not None}
+        nodes = {node.actor.stop.remote(): node for node in list(self._nodes.values()) if node.actor is not None}
         ended, _ = ray.wait(list(nodes), num_returns=len(nodes), timeout=10) if nodes else ([], [])
         for ref in ended:
             try:
@@ -267,7 +267,7 @@ class RayPool:
             if node is None:
                 node = self._nodes[id] = _Node(id, self._placed)
                 self._placed += 1
-            if node.actor is None and now >= node.retry_at and self.weights.ref is not None:
+            if node.actor is None and now >= node.retry_at and self.weights.newest[0] is not None:
                 self._spawn(node)
             elif node.actor is not None and now - node.heard > self._timeout + 10:
                 self._bury(node, f"silent for {self._timeout:.0f} s")
@@ -281,17 +281,19 @@ class RayPool:
         there = NodeAffinitySchedulingStrategy(node.id, soft=False)
         kind = ray.remote(NodeActors).options(num_cpus=1, max_concurrency=4, scheduling_strategy=there)
         node.actor = kind.remote(self._cluster, node.number, self.weights.size, self._how)
-        node.heard, node.version, node.latency = time.monotonic(), self.weights.version, self._cluster.latency
-        arguments = (self._policy, self.weights.ref, node.version, node.latency, self._timeout)
+        weights, node.version = self.weights.newest
+        node.heard, node.latency = time.monotonic(), self._cluster.latency
+        arguments = (self._policy, weights, node.version, node.latency, self._timeout)
         node.calls["start"] = node.actor.start.remote(*arguments)
 
     def _serve(self, node: _Node) -> None:
         """Everything that this node is to have now: episodes, weights, another latency."""
         if not node.ready or time.monotonic() < node.retry_at:
             return
-        if "publish" not in node.calls and node.version < self.weights.version:
-            node.version = self.weights.version
-            node.calls["publish"] = node.actor.publish.remote(self.weights.ref, node.version)
+        weights, version = self.weights.newest
+        if "publish" not in node.calls and node.version < version:
+            node.version = version
+            node.calls["publish"] = node.actor.publish.remote(weights, version)
         if "latency" not in node.calls and node.latency != self._cluster.latency:
             node.latency = self._cluster.latency
             node.calls["latency"] = node.actor.set_latency.remote(node.latency)

@@ -1,20 +1,27 @@
 """Workers on a Ray cluster: two nodes on this machine, of which one is killed in the middle."""
 
+import multiprocessing
 import queue
 import socket
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import args as module
 from args import Args, PhoneArgs
 from policy import AutoUIPolicy
-from ray_pool import check_ray
+from ray_node import COUNTS, NodeActors
+from ray_pool import _Weights, check_ray
 from replay import Trajectory
 from run_folder import UsageError
 from schedule import Schedule
+from shared_weights import SharedWeights
 from tasks import generate_tasks
+from worker import Episode
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +55,35 @@ def test_flags_that_do_not_go_with_it(monkeypatch):
         check_ray(serial)
     with pytest.raises(UsageError, match="with --judge gemini: its budget and verdicts are one file"):
         check_ray(judged)
+
+
+def test_a_publication_that_is_made_again_and_what_a_node_had_finished_when_it_gave_up(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)  # a node clears it
+    node = NodeActors(None, 0, 3, {})
+    weights = SharedWeights(multiprocessing.get_context("forkserver"), 3)
+    counts = dict.fromkeys(COUNTS, 0)
+    node.pool = SimpleNamespace(weights=weights, error=None, alive=1, last_error="", **counts)
+    for version in (7, 7, 9, 7):  # the first had arrived, its answer had not
+        node.publish(np.full(3, version, np.float32), version)
+    array = np.zeros(3, np.float32)
+    assert weights.read([array]) == 9 and (array == 9).all()
+
+    tasks = [(1, Episode("x", 1)), (2, Episode("x", 2))]
+    node.exchange([], tasks, 0.0)
+    node._keep(node._next(), b"one")
+    node.pool.error = RuntimeError("no worker can be kept alive")
+    report = node.exchange([], tasks, 0.0)
+    assert report["finished"] == [(1, b"one")]
+    with pytest.raises(RuntimeError, match="no worker can be kept alive"):
+        node.exchange([1], [], 0.0)
+
+
+def test_weights_and_their_version_are_read_together(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=lambda flat: flat.sum()))
+    weights = _Weights(3)
+    assert weights.newest == (None, 0)
+    weights.publish([np.ones(2, np.float32), np.ones(1, np.float32)], 4)
+    assert weights.newest == (3.0, 4)
 
 
 # ---------------------------------------------------------------------- a cluster of two nodes
