@@ -232,8 +232,11 @@ class Journal:
             try:
                 for row in rows:
                     self._run("INSERT OR REPLACE INTO learnt VALUES (?, ?, ?)", row)
-            finally:
                 self._run("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk has ended it already
+                    self._db.rollback()
+                raise
 
     def learnt(self) -> dict[int, tuple[int, str]]:
         """id -> what `note_learnt` was last given of it."""

@@ -201,3 +201,19 @@ def test_an_empty_file_is_a_new_journal(tmp_path):
         Journal(path, readonly=True)
     with Journal(path) as journal:
         assert journal.append(**FIELDS) == 1
+
+
+def test_a_full_disk_is_what_note_learnt_tells_and_nothing_of_it_stays(tmp_path):
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        journal.note_learnt([(1, 1, "kept")])
+        pages = journal._run("PRAGMA page_count")[0][0][0]
+        journal._run(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(JournalError, match="is full: nothing was stored; check the disk's space"):
+            journal.note_learnt([(1, 2, "lost"), (2, 2, "x" * 100_000)])
+        assert journal.learnt() == {1: (1, "kept")}
+        journal._run(f"PRAGMA max_page_count = {pages + 999}")
+        journal.note_learnt([(1, 3, "later")])
+        with pytest.raises(ZeroDivisionError):  # whatever goes wrong: no transaction stays open
+            journal.note_learnt((1, 1 // number, "") for number in (1, 0))
+        journal.note_learnt([(2, 4, "and later")])
+        assert journal.learnt() == {1: (3, "later"), 2: (4, "and later")}
