@@ -29,13 +29,9 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import numpy as np
-
-from android_env import AndroidEnv
-from evaluator import JudgeConfig, make_judge
-from screen_features import thumbnail_features
+from evaluator import JudgeConfig
 from shared_weights import SharedWeights
-from worker import RESTART_PHONE, Episode, PhoneAddress, Sample, policy_server, rollout, worker
+from worker import RESTART_PHONE, Episode, PhoneAddress, policy_server, worker
 
 MESSAGE_SECONDS = 2  # from the first byte of a message to its last
 
@@ -101,7 +97,7 @@ class ActorPool:
         self._slots = [_Slot(index, address) for index, address in enumerate(phones, first_index)]
         self._server: multiprocessing.Process | None = None
         self._control: Connection | None = None
-        self._stop = threading.Event()
+        self._stop, self._stopping = threading.Event(), lambda: False
         self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
         self.server_ready = False
         self.restarts = 0  # workers replaced
@@ -115,8 +111,10 @@ class ActorPool:
     def start(self, timeout: float = 120.0, stopping: Callable[[], bool] = lambda: False) -> None:
         """Start everything; return when the policy server and every worker answer, or raise after `timeout`.
 
-        `stopping()`: nobody waits for them any more. Only from a thread that lives as long as they are to.
+        `stopping()`: nobody waits for them any more, and who is missing is not replaced from then on. Only from a
+        thread that lives as long as they are to.
         """
+        self._stopping = stopping
         _start_fork_server()
         self._thread.start()
         deadline = time.monotonic() + timeout
@@ -168,12 +166,14 @@ class ActorPool:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._ensure_processes()
-                for slot in self._slots:
-                    self._feed(slot)
+                if going_on := not self._stopping():  # else: a SIGTERM to all of the group has ended them, too
+                    self._ensure_processes()
+                    for slot in self._slots:
+                        self._feed(slot)
                 running = [slot for slot in self._slots if slot.process]
                 sources = {slot.episodes: slot for slot in running} | {slot.process.sentinel: slot for slot in running}
-                for ready in wait([*sources, self._control, self._server.sentinel], timeout=0.1):
+                server = [self._control, self._server.sentinel] if going_on else []
+                for ready in wait([*sources, *server], timeout=0.1):
                     slot = sources.get(ready)
                     if slot is None:
                         self._hear_server(ready)
@@ -181,7 +181,8 @@ class ActorPool:
                         self._receive(slot)
                     elif slot.process and ready == slot.process.sentinel:
                         self._bury(slot, f"exit code {slot.process.exitcode}")
-                self._replace_silent()
+                if going_on:
+                    self._replace_silent()
         except Exception as error:  # the thread's last words must reach the main thread
             if not self._stop.is_set():
                 self.error = error
@@ -193,8 +194,8 @@ class ActorPool:
         if not silent:
             return
         latest = max(slot.heard for slot in busy)
-        # All of them, one soon after the other: it is what they all wait for that hangs.
-        if len(busy) > 1 and now - latest > self._timeout / 2 and self.server_ready:
+        # All of them, one soon after the other, or the only one again: it is what they wait for that hangs.
+        if (len(busy) > 1 or silent[0].failures) and now - latest > self._timeout / 2 and self.server_ready:
             self._server.kill()
             self._server.join(timeout=5)
             return
@@ -223,14 +224,13 @@ class ActorPool:
                         self._bury(slot, "the policy server ended")
             self.server_ready = False
             self._control, theirs = self._context.Pipe()
-            arguments = (self._policy_path, self.weights, theirs, self._max_batch, self._seed)
-            server = self._context.Process(
-                target=policy_server, args=arguments, kwargs=self._server_options, daemon=True
-            )
-            server.start()
-            self._server = server
+            seed = self._seed + 10_000 * self.server_restarts  # else it would sample the same again
+            arguments = (self._policy_path, self.weights, theirs, self._max_batch, seed)
+            self._server = self._begin(policy_server, arguments, self._server_options)
             theirs.close()
         for slot in self._slots:
+            if self._stop.is_set() or self._stopping():
+                return
             if slot.process is None and time.monotonic() >= slot.retry_at:
                 self._spawn(slot)
         if all(slot.failures >= 6 for slot in self._slots):
@@ -243,9 +243,7 @@ class ActorPool:
             _read_in_time(end)
         blip2 = bool(self._server_options.get("blip2"))
         arguments = (slot.index, slot.address, self._env_options, self._judge, theirs, to_server, blip2)
-        process = self._context.Process(target=worker, args=arguments, daemon=True)
-        process.start()
-        slot.process, slot.episodes = process, ours
+        slot.process, slot.episodes = self._begin(worker, arguments), ours
         try:
             self._control.send(server_end)
         except (BrokenPipeError, ConnectionResetError):
@@ -253,6 +251,17 @@ class ActorPool:
         for end in (theirs, to_server, server_end):
             end.close()
         slot.heard, slot.ready, slot.said = time.monotonic(), False, ""
+
+    def _begin(self, target: Callable, arguments: tuple, options: dict | None = None) -> multiprocessing.Process:
+        process = self._context.Process(target=target, args=arguments, kwargs=options or {}, daemon=True)
+        while True:
+            _start_fork_server()  # it may have been killed
+            try:
+                process.start()
+                return process
+            except (EOFError, ConnectionError):  # just now
+                if self._stop.wait(0.1):
+                    raise
 
     def _feed(self, slot: _Slot) -> None:
         while slot.ready and len(slot.pending) < self._ahead:
@@ -347,48 +356,3 @@ def _start_fork_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class SerialPool:
-    """One phone, one environment and the learner's own policy in this process: `pump` plays one episode.
-
-    Slower, but repeatable bit for bit for a seed (on phones without latency), and a debugger can step through it. An
-    episode's sampling follows from its own seed, so that a resumed run needs no more than the episode to repeat it.
-    journaled(episode)                     True: it was played, and taken from the journal
-    """
-
-    alive, restarts, phone_restarts, server_restarts, error, last_error = 1, 0, 0, 0, None, ""
-    pids: tuple[int, ...] = ()
-
-    def __init__(self, phone: PhoneAddress, policy, *, next_episode, on_trajectory, env_options=None,
-                 judge: JudgeConfig = JudgeConfig(), see=thumbnail_features,  # noqa: B008
-                 journaled: Callable[[Episode], bool] = lambda episode: False):  # fmt: skip
-        import torch
-
-        how = phone.env_options | (env_options or {})
-        self._env = AndroidEnv(phone.connect(), None, make_judge(judge), **how)
-        self._rollout = dict(see=see, validity=judge.validity)
-        self._policy, self._next, self._on_trajectory = policy, next_episode, on_trajectory
-        self._journaled, self._generator = journaled, torch.Generator()
-        self.version, self.env_steps = 0, 0
-
-    def start(self, timeout: float = 0.0, stopping: Callable[[], bool] = lambda: False) -> None:
-        """Nothing to start."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
-    def pump(self) -> None:
-        """Play the next episode, when there is one."""
-        episode = self._next()
-        if episode is None or self._journaled(episode):
-            return
-        self._generator.manual_seed(episode.seed)
-        trajectory = rollout(self._env, episode, self._act, **self._rollout)
-        self.env_steps += len(trajectory)
-        trajectory.info["worker"] = 0
-        self._on_trajectory(episode, trajectory.to_bytes())
-
-    def _act(self, prompt: str, feature: np.ndarray, greedy: bool) -> Sample:
-        output = self._policy.act([prompt], feature[None], greedy=greedy, generator=self._generator)
-        return Sample(output.texts[0], output.token_ids[0], output.logprobs[0], self.version)

@@ -10,7 +10,8 @@ versions rise, but may skip some (a resumed run, a node of a cluster that was bu
     weights.publish([p.detach().numpy() for p in policy.parameters()])          # -> 1
     version = weights.read([p.detach().numpy() for p in copy.parameters()], newer_than=0)
 
-The buffers travel to children as process arguments only (they are anonymous: no name to leak, nothing to unlink).
+The buffers travel to children as process arguments only: files of /dev/shm without a name, so that nothing is left to
+unlink; where that has no room (pools.py warns), of the temporary folder, on a disk.
 """
 
 from __future__ import annotations

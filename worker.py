@@ -271,7 +271,7 @@ def policy_server(
             for ready in found:
                 try:
                     message = ready.recv()
-                except (EOFError, ConnectionResetError, BlockingIOError):  # the last: stopped in the middle of it
+                except (EOFError, OSError):  # it has ended, perhaps in the middle of a message, or was stopped there
                     if ready is control:
                         return
                     workers.discard(ready)

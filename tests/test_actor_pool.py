@@ -4,11 +4,14 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
+from types import SimpleNamespace
 
 import adbutils
 import numpy as np
@@ -17,7 +20,7 @@ import torch  # noqa: F401  (this process has it, as the main process does: its 
 
 import actor_pool
 import worker
-from actor_pool import ActorPool, _read_in_time
+from actor_pool import ActorPool, _read_in_time, _Slot
 from policy import AutoUIPolicy
 from replay import Trajectory
 from schedule import Schedule
@@ -119,6 +122,14 @@ def test_trajectories_arrive_from_every_worker_with_the_published_version(actors
     assert actors.pool.env_steps >= len(trajectory) and actors.pool.alive == 2 and actors.pool.restarts == 0
 
 
+def test_E10_E11_workers_have_few_threads_and_tokenizers_none_of_their_own(actors):
+    for index in (0, 1):
+        pid = actors.worker_pid(index)
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            assert b"TOKENIZERS_PARALLELISM=false" in file.read().split(b"\0")
+        assert len(os.listdir(f"/proc/{pid}/task")) <= 2  # itself, and the one that waits for its parent
+
+
 def test_no_worker_has_torch_or_wandb(actors):
     """Design: workers are thin. Case E9."""
     assert mapped(actors.pool._server.pid, "libtorch")
@@ -136,7 +147,7 @@ def test_a_start_that_takes_too_long_says_what_to_do(policy_path, monkeypatch):
         pool.start(timeout=0.0)
 
 
-def test_a_killed_worker_is_replaced_counted_and_its_evaluation_is_played_elsewhere(actors):
+def test_E1_a_killed_worker_is_replaced_counted_and_its_evaluation_is_played_elsewhere(actors):
     """Case E1."""
     restarts, victim = actors.pool.restarts, actors.worker_pid(0)
     wanted = actors.schedule.evaluate(generate_tasks("test", 12, seed=0), "kill", (True,), seed=0)
@@ -178,6 +189,22 @@ def test_E16_a_worker_that_stops_in_the_middle_of_a_message_holds_up_nobody(acto
     true.close(), theirs.close()
 
 
+def test_a_worker_that_is_killed_in_the_middle_of_a_message_does_not_take_the_policy_server_along(actors):
+    victim, before = actors.pool._server.pid, actors.pool.server_restarts
+    theirs, ours = multiprocessing.Pipe()
+    actors.pool._control.send(theirs)
+    theirs.close()
+    os.write(ours.fileno(), struct.pack("!i", 1000) + b"half of what")
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:
+        end.shutdown(socket.SHUT_WR)  # as it is closed, but that we hear what becomes of it
+    assert ours.poll(10)
+    with pytest.raises(EOFError):  # it has closed its end, too
+        ours.recv()
+    ours.close()
+    actors.from_both()
+    assert actors.pool._server.pid == victim and actors.pool.server_restarts == before
+
+
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_policy_server_that_dies_or_hangs_is_replaced_with_the_newest_weights(actors, fault):
     victim, before = actors.pool._server.pid, actors.pool.server_restarts
@@ -188,6 +215,40 @@ def test_a_policy_server_that_dies_or_hangs_is_replaced_with_the_newest_weights(
     actors.from_both()
     assert set(actors.next()[1].policy_version.tolist()) == {7} and actors.pool._server.pid != victim
     assert actors.pool._server_failures == 0
+
+
+def test_with_one_busy_worker_a_policy_server_that_hangs_is_killed_when_its_successor_is_silent_too(actors):
+    killed, buried = [], []
+    gone = SimpleNamespace(kill=lambda: killed.append("worker"))
+    server = SimpleNamespace(kill=lambda: killed.append("server"), join=lambda timeout: None)
+    slots = [_Slot(0, None, gone, pending=[1], ready=True), _Slot(1, None, gone, ready=True)]  # the other one is idle
+    pool = SimpleNamespace(_slots=slots, _timeout=1.0, server_ready=True, _server=server)
+    pool._bury = lambda slot, why: buried.append(why)
+    ActorPool._replace_silent(pool)
+    assert killed == ["worker"] and buried == ["silent for 1 s"]
+    slots[0].failures = 1  # as `_bury` counts it
+    ActorPool._replace_silent(pool)
+    assert killed == ["worker", "server"]
+
+
+def test_nobody_is_replaced_while_the_run_stops_and_a_killed_fork_server_is_afterwards(actors, monkeypatch):
+    """A SIGTERM to the whole process group ends all of them, while the main process saves."""
+    actors.from_both()
+    before, server, pool = actors.pool.pids, actors.pool._server.pid, actors.pool
+    monkeypatch.delenv("OMP_NUM_THREADS")  # of the tests
+    pool._stopping = lambda: True
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    actors.wait_for(lambda: not any(alive(pid) for pid in before) and not any(slot.process for slot in pool._slots))
+    due = max(slot.retry_at for slot in pool._slots) + 0.3
+    actors.wait_for(lambda: time.monotonic() > due)
+    assert pool._server.pid == server and not any(slot.process for slot in pool._slots)
+    pool._stopping = lambda: False
+    actors.wait_for(lambda: pool.server_ready and pool.alive == 2)
+    actors.from_both()
+    with open(f"/proc/{pool._server.pid}/status") as file:
+        blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGHUP - 1) & 1  # which is for the main process alone
+    assert len(os.listdir(f"/proc/{pool._server.pid}/task")) <= 2  # E11: torch has one thread there
 
 
 def test_a_phone_that_drops_its_connection_is_connected_again(actors, phones):

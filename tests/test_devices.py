@@ -188,7 +188,8 @@ import os, sys, torch, run_distrl, actor_pool
 
 def first_touch():
     alive = [p for p in pools[0].pids if os.path.exists(f"/proc/{p}")]
-    print("CUDA is initialised; workers and server:", len(alive), "ready:", pools[0].alive, flush=True)
+    print("CUDA is initialised; workers and server:", len(alive), "ready:", pools[0].alive,
+          pools[0]._context.get_start_method(), flush=True)
     raise RuntimeError("there is no GPU here")
 
 pools = []
@@ -202,14 +203,14 @@ sys.exit(run_distrl.main())
 
 
 @pytest.mark.slow
-def test_cuda_is_not_initialised_before_the_actors_exist(tmp_path):
+def test_E8_cuda_is_not_initialised_before_the_actors_exist_which_a_fork_server_starts(tmp_path):
     """The program itself, with a torch that claims to have a GPU and tells when it would be initialised."""
     policy = tmp_path / "policy.safetensors"
     small(seed=0).save(policy)
     flags = f"--device cuda --server-device cpu --policy {policy} --runs-dir {tmp_path} --num-workers 1 --latency 0"
     done = subprocess.run([sys.executable, "-c", WATCH, *flags.split()], cwd=ROOT, capture_output=True, text=True,
                           timeout=90)
-    assert "CUDA is initialised; workers and server: 2 ready: 1" in done.stdout, done.stdout + done.stderr
+    assert "CUDA is initialised; workers and server: 2 ready: 1 forkserver" in done.stdout, done.stdout + done.stderr
     assert "there is no GPU here" in done.stderr and "1 workers ready after" in done.stdout
 
 

@@ -1,19 +1,26 @@
 """Weights in shared memory: whole, in order, and refused when they do not fit."""
 
 import multiprocessing
+from multiprocessing import heap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_experiment import begin
+from test_learner import small
 
+import pools
 from shared_weights import SharedWeights, _joined
 
 CONTEXT = multiprocessing.get_context("forkserver")
-SIZE = 200_000
+SIZE = 1_000_000
+PUBLICATIONS = 200
 
 
 def poll(weights: SharedWeights, last: int, results) -> None:
     """Reads until version `last`; reports every (version, smallest, largest) that it saw."""
     array, version, seen = np.zeros(SIZE, np.float32), 0, []
+    results.send("ready")
     while version < last:
         newer = weights.read([array], newer_than=version)
         if newer != version:
@@ -24,18 +31,19 @@ def poll(weights: SharedWeights, last: int, results) -> None:
 
 def test_e12_no_reader_sees_half_an_update():
     weights, readers = SharedWeights(CONTEXT, SIZE), []
-    for _ in range(3):
+    for _ in range(4):
         ours, theirs = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=poll, args=(weights, 200, theirs), daemon=True)
+        process = CONTEXT.Process(target=poll, args=(weights, PUBLICATIONS, theirs), daemon=True)
         process.start()
         readers.append((process, ours))
-    for version in range(1, 201):
+    assert [ours.recv() for _, ours in readers] == ["ready"] * 4
+    for version in range(1, PUBLICATIONS + 1):
         assert weights.publish([np.full(SIZE, version, np.float32)]) == version
     for process, ours in readers:
         assert ours.poll(30), "a reader never saw the last version"
         seen = ours.recv()
         process.join(10)
-        assert seen and all(low == high == version for version, low, high in seen)
+        assert len(seen) > 1 and all(low == high == version for version, low, high in seen)
         assert [v for v, _, _ in seen] == sorted({v for v, _, _ in seen})
 
 
@@ -70,3 +78,20 @@ def test_arrays_that_lie_side_by_side_are_copied_as_one():
     weights.publish(arrays)
     there = [target[:7], target[7:].reshape(1, 5)]
     assert weights.read(there) == 1 and target.tolist() == list(range(12))
+
+
+def test_E7_too_little_shared_memory_is_warned_of_with_the_bytes_and_does_not_matter(tmp_path, monkeypatch, capsys):
+    usage, run = pools.shutil.disk_usage("/"), begin(tmp_path / "run", small())
+    monkeypatch.setattr(pools.shutil, "disk_usage", lambda path: usage._replace(free=64_000_000))  # Docker's
+    pools.warn_of_little_shared_memory(8 * 1_000_000)
+    assert capsys.readouterr().out == ""
+    pools.warn_of_little_shared_memory(8 * 250_000_000)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "take 2,000,000,000 bytes of /dev/shm, which has 64,000,000 free" in line and "--shm-size" in line
+    monkeypatch.setattr(pools.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    pools.make_pool(run, SimpleNamespace(addresses=[], restart=None), tmp_path, None)
+    assert f"take {4 * 2 * sum(p.numel() for p in run.policy.parameters()):,} bytes" in capsys.readouterr().out
+    monkeypatch.setattr(heap.Arena, "_dir_candidates", [])  # as if it had not even room for these
+    weights, array = SharedWeights(CONTEXT, SIZE), np.zeros(SIZE, np.float32)
+    weights.publish([np.ones(SIZE, np.float32)])
+    assert weights.read([array]) == 1 and array.all()
