@@ -137,7 +137,7 @@ class PolicyArgs:
     publish_every: Expert[int] = 4
     """updates between two publications of the weights"""
     max_staleness: int = 50
-    """drop trajectories older than this many publications from training (they stay in the journal); 0: no bound"""
+    """do not train on what is older on arrival than this many publications (it stays in the journal); 0: no bound"""
 
 
 @dataclass

@@ -74,20 +74,24 @@ def phases(run, phones) -> None:
         play(run, split)
         phones.set_latency(latency)
 
+    def kept() -> None:
+        if not run.stopping:  # else it is saved by who asked for it, once
+            run.save()
+
     if run.args.run.eval:
         print(f"Evaluating {run.args.run.eval} on {number} tasks, greedy and sampled ...", flush=True)
         return quickly("final")
     if not complete(run, "warmup"):
         print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
         quickly("warmup")
-        run.save()
+        kept()
     if run.recording and not run.stopping:
         feed(run)
-        run.save()
+        kept()
     if not run.stopping:
         print("Training ...", flush=True)
         run.train()
-        run.save()
+        kept()
     if not run.stopping:
         run.publish()
         print("Evaluating the trained policy ...", flush=True)

@@ -11,7 +11,7 @@
 `--offline` takes the training trajectories with a verdict of all journals, mixed in an order drawn by --seed, each once
 and however old, and makes --updates-per-trajectory updates for it. They are copied into the run's own journal
 (`info["recorded"]` says where from), so that --resume and report.py need nothing else. The step size falls over both
-parts, recorded and played, as over one.
+parts, recorded and played, as over one. Stopped or killed on the way and resumed, it ends with the same weights.
 
 `--replay` copies the run's whole journal, so that ids stay, and repeats its learning: the newest checkpoint knows for
 each update what had come in before it, the version of the weights and the share of the budget (`Experiment.pace`). So a
@@ -194,11 +194,12 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
             with Journal(partial) as copy:
                 copy.meta.pop("settled", None)  # those have their verdicts in it
             os.replace(partial, own)
+        with Journal(own, readonly=True) as copy:  # since then the run may have gone on
+            recording.order = [(own, row.id) for row in copy.rows("train")]
         config = json.loads((run / "config.json").read_text())
         state = load_checkpoint(run)
     except (OSError, ValueError, JournalError, UsageError) as error:
         raise UsageError(f"--replay {run}: {error}") from error
-    recording.order = [(own, id) for _, id in recording.order]
     total, recorded = args.tasks.total_trajectories, config.get("recorded", {}).get("offline")
     if total != config["tasks"]["total_trajectories"]:  # asked to stop earlier
         recording.order = recording.order[:total]
@@ -207,10 +208,16 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
         recording.pace = _pace(state)
 
 
+def pace_of(state: dict) -> list[tuple[int, int, float]]:
+    """Of each update of a checkpoint: last id before it, version, progress. Empty: a version before these kept none."""
+    pace = state.get("pace", state["counters"].get("pace", []))  # the latter: as a list, by older versions
+    rows = pace if isinstance(pace, list) else pace.tolist()
+    return [(int(id), int(version), float(progress)) for id, version, progress in rows]
+
+
 def _pace(state: dict | None) -> list | None:
-    """Of each update of a checkpoint: last id before it, version, progress. None: an older version did not keep it."""
-    pace = state and state["counters"].get("pace")
-    made = state and state["learner"]["counters"]
+    """The pace, where it is whole."""
+    pace, made = pace_of(state) if state else None, state and state["learner"]["counters"]
     return pace if pace and len(pace) == made["critic_steps"] + made["updates"] else None
 
 
@@ -312,8 +319,13 @@ def _take(run, recording: Recording, item: tuple[Path, int], trajectory: Traject
     if recording.replay:
         run.take(trajectory, item[1])
         return
-    trajectory.info["recorded"] = f"{item[0]} {item[1]}"
-    run.take(trajectory, run.store(trajectory, trajectory.to_bytes(), "train"))
+    origin = f"{item[0]} {item[1]}"
+    if run.played and run.played[0][1].info.get("recorded") == origin:  # journaled before the run was killed
+        id, trajectory = run.played.popleft()
+    else:
+        trajectory.info["recorded"] = origin
+        id = run.store(trajectory, trajectory.to_bytes(), "train")
+    run.take(trajectory, id)
 
 
 def _tell(run, number: int, seconds: float) -> None:

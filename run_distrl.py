@@ -35,11 +35,12 @@ from pathlib import Path
 import evaluation
 from adb_phone import AndroidEnvError
 from args import Args, judge_config, parse, prepare, resumed
+from journal import JournalError
 from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from loaders import load_policy, load_screen_features, load_text_encoder
-from recorded import Recording, alone, learn_alone, read
-from run_folder import RunStopped, UsageError, check_room, load_checkpoint, save_checkpoint
+from recorded import Recording, alone, learn_alone, pace_of, read
+from run_folder import FULL, RunStopped, UsageError, check_room, held, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
 
@@ -48,7 +49,7 @@ class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
     COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "unsupported", "settled", "train_seconds",
-                "wall_seconds", "last_id", "offline", "pace")  # fmt: skip
+                "wall_seconds", "last_id", "offline")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -56,6 +57,7 @@ class Experiment:
         from devices import threads
         from journal import Journal
         from learner import Learner
+        from pools import silence
         from schedule import Schedule
 
         self.args, self.folder = args, folder
@@ -69,7 +71,7 @@ class Experiment:
         share = args.run.keep_screens
         self.schedule = Schedule(train_tasks, args.run.seed, (share, 1.0 if args.run.track or args.run.eval else share))
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self.played: deque = deque()  # --serial, resumed: (id, trajectory) of what was journaled after the checkpoint
+        self.played: deque = deque()  # (id, trajectory) of what was journaled after the checkpoint, in its turn
         # The journal is opened, written and closed where it is used: on the thread that receives trajectories.
         self.journal_path = folder / "journal.sqlite"
         self.journal: Journal | None = None
@@ -90,6 +92,7 @@ class Experiment:
         self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
         self.clock = time.monotonic()
         self.idle_seconds = 0.0
+        self.silence, self.waited, self.steps = silence(args), 0.0, 0  # s waited in vain since the pool had so many
         self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
@@ -141,7 +144,14 @@ class Experiment:
             if error := self.pool.error:  # what an operator can mend needs no traceback
                 kind = RunStopped if isinstance(error, OSError | RuntimeError) else RuntimeError
                 raise kind(f"the actors stopped: {error}") from error
+            if timeout and self.steps != self.pool.env_steps:
+                self.waited, self.steps = 0.0, self.pool.env_steps
+            self.waited += timeout
+            if self.waited > self.silence:
+                raise RunStopped(f"no step and no trajectory of any worker for {self.silence:.0f} s; the last error: "
+                                 f"{self.pool.last_error or 'none'}") from None  # fmt: skip
             return False
+        self.waited = 0.0
         if untyped := trajectory.info.get("unsupported_text", 0) if trajectory else 0:
             if not (self.unsupported or self.args.phones.simulated):
                 print(f"  warning: no ADBKeyBoard on {trajectory.info['serial']}: only ASCII is typed", flush=True)
@@ -209,6 +219,8 @@ class Experiment:
         started, shown, saved = time.monotonic(), time.monotonic(), time.monotonic()
         asked = self.trajectories - self.trajectories % max(tasks.eval_every, 1)
         before, steps = self.train_seconds, self.pool.env_steps
+        if self.args.run.sync and not self.schedule.in_round:
+            self.schedule.start_round(0)  # nothing to play before the first round: the collector may ask at any moment
         self.schedule.training = True
         while not self.judge_pauses() and self.trajectories < total:
             now = time.monotonic()
@@ -319,18 +331,15 @@ class Experiment:
 
     def note_learnt(self) -> None:
         """Into the journal: what the last updates made of their trajectories, for report.html."""
-        from journal import Journal, JournalError
+        from journal import Journal
 
         learnt, self.learner.learnt = self.learner.learnt, {}
         rows = [
             (id, updates, json.dumps([values and [round(v, 4) for v in values], [round(a, 4) for a in advantages]]))
             for id, (updates, values, advantages) in learnt.items()
         ]
-        try:
-            with Journal(self.journal_path) as journal:
-                journal.note_learnt(rows)
-        except JournalError as error:
-            raise RunStopped(str(error)) from error
+        with Journal(self.journal_path) as journal:
+            journal.note_learnt(rows)
 
     def save(self) -> Path:
         """Write a checkpoint: all that `load` needs but for the trajectories, which the journal has."""
@@ -343,6 +352,7 @@ class Experiment:
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
             "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
+            "pace": torch.tensor(self.pace, dtype=torch.float64),  # [updates, 3]: 24 bytes an update, all that grows
             "warmup": [list(row) for row in warmup],
         }  # fmt: skip
         return save_checkpoint(self.folder, self.trajectories, state)
@@ -373,6 +383,7 @@ class Experiment:
             torch.set_rng_state(state["torch_rng"])
             for name, value in state["counters"].items():
                 setattr(self, name, value)
+            self.pace = pace_of(state)
             self.evaluations["warmup"] = [(*row, -1)[:4] for row in state["warmup"]]  # older runs: no number
         else:
             self.load_weights(max((row.policy_version for row in journal.rows()), default=0))
@@ -385,9 +396,11 @@ class Experiment:
                 self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
         self.settled = len(settled)
         rows = () if self.args.recorded.replay else journal.rows(split="train", since=self.last_id)
-        for id, trajectory in ((row.id, fetch(row.id)) for row in rows):
+        ids = [row.id for row in rows]
+        feeding = ids and "recorded" in fetch(ids[-1]).info  # killed before its phones: `feed` takes these again
+        for id, trajectory in ((id, fetch(id)) for id in ids):
             recorded = "recorded" in trajectory.info  # of another run: its versions and numbers say nothing here
-            if self.args.run.serial and not recorded:
+            if feeding or self.args.run.serial and not recorded:
                 self.played.append((id, trajectory))
                 continue
             if not recorded:
@@ -415,12 +428,17 @@ class Experiment:
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
+        from safetensors import SafetensorError
+
         from report import write_report
 
         while self.receive():  # what came in while the actors were stopped
             pass
         self.tick()
-        self.policy.save(self.folder / "policy.safetensors")
+        try:
+            self.policy.save(self.folder / "policy.safetensors")
+        except SafetensorError as error:
+            raise RunStopped(f"policy.safetensors cannot be written ({error}): is the disk full?") from error
         results = evaluation.results(self)
         (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         write_report(self.folder)
@@ -445,7 +463,8 @@ def run(args: Args, team=None) -> int:
         team.check(args)
     train_tasks, eval_tasks, folder = prepare(args)
     try:
-        code = run_in(folder, args, train_tasks, eval_tasks, team)
+        with held(folder):
+            code = run_in(folder, args, train_tasks, eval_tasks, team)
         if team:
             team.close()
         return code
@@ -453,8 +472,12 @@ def run(args: Args, team=None) -> int:
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except (RunStopped, FloatingPointError, LedgerError, AndroidEnvError) as error:
+    except (RunStopped, FloatingPointError, LedgerError, JournalError, AndroidEnvError) as error:
         raise RunStopped(f"{error}\n{go_on(args, folder)}") from error
+    except OSError as error:  # a row of metrics.csv, the report, a line of a log
+        if error.errno not in FULL:
+            raise
+        raise RunStopped(f"{error}: make room\n{go_on(args, folder)}") from error
 
 
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task], team=None) -> int:
@@ -508,7 +531,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
         on_stop_signals(lambda: setattr(experiment, "stopping", True))
         if args.run.track:
             experiment.tracker = start_tracking(args, folder)
-        began = time.monotonic()
+        began, saved = time.monotonic(), None
         try:
             experiment.publish()
             try:
@@ -518,6 +541,8 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             print(f"  {pool.alive} workers ready after {time.monotonic() - began:.1f} s", flush=True)
             experiment.learner.to(device)  # not earlier: no process is started by one that has used a GPU
             evaluation.phases(experiment, phones)
+            if experiment.paused or experiment.stopping and not args.run.eval:
+                saved = experiment.save()  # before what may take long: the end of the actors and of the tracker
         finally:
             pool.stop()
             if experiment.journal:
@@ -525,7 +550,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             if experiment.tracker:
                 experiment.tracker.finish()
         if paused := experiment.paused:
-            saved = f"saved {experiment.save()}; {cost(experiment.ledger.summary())}"
+            saved = f"saved {saved}; {cost(experiment.ledger.summary())}"
             if paused.kind != "budget":
                 raise RunStopped(f"the judge takes no more calls ({paused.kind}): {paused.reason}; {saved}")
             more = f"--max-judge-calls {2 * experiment.judge.max_calls}"
@@ -535,7 +560,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
             print(f"Stopped: what was played is in {folder / 'journal.sqlite'}; an evaluation is not resumed")
             return 130
         if experiment.stopping:
-            print(f"Saved {experiment.save()}\n{go_on(args, folder)}")
+            print(f"Saved {saved or experiment.save()}\n{go_on(args, folder)}")
             return 130
     print(table(experiment.finish(), folder))
     return 0

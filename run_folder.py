@@ -11,17 +11,22 @@ cannot be read all the same (a disk that failed) is passed over for the one befo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import itertools
 import json
 import math
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 LEAST_FREE = 500e6  # bytes on the disk that a run may need beside its checkpoints
 KEPT = 2  # newest checkpoints kept
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that takes no more
 
 
 class UsageError(Exception):
@@ -61,6 +66,23 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
         why = f"cannot write there ({error.strerror}): name another folder"
         raise UsageError(f"--runs-dir {runs_dir}: {why}") from error
     return folder
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else may be at work in the folder meanwhile; the kernel lets go of it however this process ends.
+
+    UsageError: another process is.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(open(folder / ".lock", "w"))  # closed on exec: no child has it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"--resume {folder}: another process is at work in it: wait, or stop it") from error
+        except OSError:  # not writable, which is told elsewhere, or a file system without locks
+            pass
+        yield
 
 
 def check_room(folder: Path, checkpoint: int) -> None:
@@ -118,7 +140,8 @@ def save_checkpoint(folder: Path, number: int, state: dict) -> Path:
         for old in [*sorted(folder.glob("*.pt"))[:-KEPT], *folder.glob("*.tmp")]:  # the latter: of a killed session
             old.unlink()
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError when the disk is full
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # that disk may take nothing at all, and what went wrong is to be told
+            partial.unlink(missing_ok=True)
         why = str(error).splitlines()[0]
         raise RunStopped(f"{path} cannot be written ({why}): is the disk full? The one before is whole") from error
     return path

@@ -12,6 +12,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def on_stop_signals(stop: Callable[[], None]) -> None:
@@ -20,17 +21,16 @@ def on_stop_signals(stop: Callable[[], None]) -> None:
     def asked(signum: int, _) -> None:
         stop()
         signal.signal(signum, signal.SIG_DFL)
-        try:
+        with suppress(OSError):  # nobody reads
             os.write(1, b"\nStopping: saving the run (again to kill).\n")  # print may have been interrupted itself
-        except OSError:
-            pass  # nobody reads
 
     def hung_up(signum: int, _) -> None:
         stop()
         signal.signal(signum, signal.SIG_IGN)
         for output in (1, 2):
-            if not stat.S_ISREG(os.fstat(output).st_mode):  # a log file stays
-                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            with suppress(OSError):  # closed, as a service may have it
+                if not stat.S_ISREG(os.fstat(output).st_mode):  # a log file stays
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
     signal.signal(signal.SIGINT, asked)
     signal.signal(signal.SIGTERM, asked)

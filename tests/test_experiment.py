@@ -1,6 +1,7 @@
 """An experiment without its phones: what a resumed run goes on from, alarms, room on the disk."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from test_learner import TAPS, play, small
 from torch import nn
 
@@ -16,9 +18,11 @@ import lora
 import run_distrl
 import run_folder
 from args import Args
+from journal import JournalError
 from policy import AutoUIPolicy
+from recorded import pace_of
 from run_distrl import Experiment, main
-from run_folder import UsageError, check_room, make_folder, save_checkpoint
+from run_folder import RunStopped, UsageError, check_room, load_checkpoint, make_folder, save_checkpoint
 from tasks import generate_tasks
 from tokenizer import Codec
 from worker import Episode
@@ -178,6 +182,40 @@ def test_another_tokenizer_is_refused_whether_weights_are_published_or_not():
     two.load_state_dict(older, None)  # of a version that did not save it
 
 
+# ---- waiting
+
+
+def test_sync_hands_out_nothing_before_its_first_round(tmp_path):
+    """The collector may ask at any moment, also just before the round begins."""
+    run = begin(tmp_path / "run", small())
+    run.args.run.sync, run.args.phones.num_workers, asked = True, 2, []
+    nobody = SimpleNamespace(publish=lambda arrays, version: None)
+    run.pool = SimpleNamespace(env_steps=0, error=None, weights=nobody)
+
+    def asks() -> bool:  # where the main thread looks whether it is to stop
+        asked.append(run.schedule.next())
+        return len(asked) > 3
+
+    run.judge_pauses = asks
+    run.train()
+    assert [episode and episode.number for episode in asked] == [None, 1, 2, None]
+
+
+def test_E17_a_run_to_which_nothing_comes_stops_with_the_last_error(tmp_path):
+    run = begin(tmp_path / "run", small())
+    assert run.silence == 600
+    run.pool = SimpleNamespace(env_steps=0, error=None, last_error="worker 0 on worker_ip1:5555: no answer")
+    run.silence = 0.1
+    for step in range(5):  # slow, but they play
+        run.pool.env_steps = step
+        assert not run.receive(timeout=0.06)
+    assert not run.receive(timeout=0.03)
+    with pytest.raises(RunStopped, match="no step and no trajectory .*; the last error: worker 0 on worker_ip1:5555"):
+        run.receive(timeout=0.06)
+    journal(run, [play(run.policy, True, actions=TAPS[:1])])
+    assert run.receive(timeout=0.06) and run.waited == 0
+
+
 # ---- alarms
 
 
@@ -234,6 +272,54 @@ def test_what_befalls_workers_and_phones_is_told_with_its_remedy_once_while_the_
 
 
 # ---- room on the disk
+
+
+def test_a_disk_that_is_full_at_any_write_is_one_error_and_what_to_do(tmp_path, monkeypatch, capsys):
+    def failing(error):
+        def run_in(*_):
+            raise error
+
+        monkeypatch.setattr(run_distrl, "run_in", run_in)
+        monkeypatch.setattr("sys.argv", ["run_distrl.py", "--runs-dir", str(tmp_path)])
+        return main()
+
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        assert failing(OSError(number, os.strerror(number), "metrics.csv")) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: [Errno {number}] ") and "metrics.csv': make room\nGo on with: " in said
+        assert said.count("\n") == 2
+    assert failing(JournalError("journal x: disk I/O error")) == 1
+    assert capsys.readouterr().err.startswith("error: journal x: disk I/O error\nGo on with: ")
+    with pytest.raises(PermissionError):  # not of the disk: it is ours to mend
+        failing(PermissionError(errno.EACCES, "Permission denied"))
+
+
+def test_a_policy_that_cannot_be_written_is_one_error(tmp_path, monkeypatch):
+    run = begin(tmp_path / "run", small())
+    run.pool = SimpleNamespace(error=None)
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("policy.save_file", full)
+    with pytest.raises(RunStopped, match="policy.safetensors cannot be written .*No space left.*is the disk full"):
+        run.finish()
+
+
+def test_D19_a_checkpoint_grows_by_24_bytes_an_update_and_reads_older_paces(tmp_path):
+    run = begin(tmp_path / "run", small())
+    run.pace = [(n, n // 4, n / 7) for n in range(2000)]
+    smaller = run.save().stat().st_size
+    run.pace += run.pace * 9
+    assert run.save().stat().st_size - smaller == pytest.approx(24 * 18_000, rel=0.01)
+    state = load_checkpoint(run.folder)
+    assert pace_of(state) == run.pace
+    resumed = begin(tmp_path / "run", small())
+    resumed.load()
+    assert resumed.pace == run.pace
+    state["counters"]["pace"] = state.pop("pace").tolist()
+    assert pace_of(state) == run.pace and pace_of({"counters": {}}) == []
+
 
 
 def test_a_checkpoint_is_as_large_as_was_said(tmp_path):

@@ -172,6 +172,7 @@ def test_E15_E9_C16_a_learner_that_raises_or_diverges_ends_the_run(policy, tmp_p
     raising.until("RAISING")
     began = time.monotonic()
     code, out, err = raising.end(PATIENCE)
+    assert time.monotonic() - began < 10
     assert code == 1 and "Traceback" in err and "ValueError: the learner's own words" in err, (code, out, err)
     assert gone(family, began + 10 - time.monotonic())
 
@@ -205,7 +206,7 @@ class Terminal(Program):
 def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that_hear_nothing(policy, tmp_path):
     """SIGSTOP first: what is stopped does not hear that it is to end."""
     flags = [*TINY, "--total-trajectories", 100_000, "--policy", policy, "--runs-dir"]
-    kinds = {"closed": Terminal, "term": Program}
+    kinds = {"closed": Terminal, "term": Program, "group": Program}
     programs = {kind: start(*flags, tmp_path / kind) for kind, start in kinds.items()}
     for kind, program in programs.items():
         program.until("Training")
@@ -216,23 +217,76 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
         began = time.monotonic()
         if kind == "closed":
             program.process.stdout.close()  # the kernel sends SIGHUP to all in the terminal
+        elif kind == "group":  # torchrun, systemd, Slurm
+            os.killpg(program.process.pid, signal.SIGTERM)
         else:
             program.process.send_signal(signal.SIGTERM)
         assert program.process.wait(10) == 130
         assert time.monotonic() - began < 5 and gone(family, 5 - (time.monotonic() - began))
         counters = load_checkpoint(run)["counters"]
         assert counters["trajectories"] == sum(id <= counters["last_id"] for id in contents(run)) >= 4
-    programs["term"].end(PATIENCE)
+    assert all("Traceback" not in programs[kind].end(PATIENCE)[2] for kind in ("term", "group"))
 
     program = Program("--resume", run)
     program.until("Training")
     family = program.family()
+    stopped = 0
     for pid in family:  # Ctrl-Z, then kill -9 of the one that has a name
-        if pid == family[0] or re.match("worker|policy server|fork server", Path(f"/proc/{pid}/comm").read_text()):
+        name, started = (Path(f"/proc/{pid}/{what}").read_text() for what in ("comm", "cmdline"))
+        if pid == family[0] or re.match("worker|policy server|fork server", name) or "\0sim\0" in started:
             os.kill(pid, signal.SIGSTOP)
+            stopped += 1
+    assert stopped == 6  # two workers; the simulated phones
     program.process.kill()
     program.end(PATIENCE)
     assert gone(family, 10)
+
+
+LONG_SAVE = """
+import time
+run_distrl.Experiment.save = lambda self: time.sleep(60)
+"""
+LONG_UPDATE = """
+import time, types, evaluation, results
+from learner import Learner
+update, save = Learner.update, run_distrl.Experiment.save
+def slow_update(self):
+    print("UPDATING", flush=True)
+    time.sleep(2)
+    return update(self)
+def told_save(self):
+    print("SAVING", flush=True)
+    return save(self)
+Learner.update, run_distrl.Experiment.save = slow_update, told_save
+finish = lambda: print("TRACKER", flush=True)
+results.start_tracking = lambda *_: types.SimpleNamespace(log=lambda *_, **__: None, finish=finish)
+evaluation.track = lambda *_, **__: None
+"""
+
+
+@pytest.mark.slow
+def test_E3_ctrl_c_twice_kills_and_a_sigterm_in_a_long_update_saves_once_before_the_tracker_ends(policy, tmp_path):
+    flags = [*TINY, "--total-trajectories", 100_000, "--policy", policy, "--runs-dir"]
+    twice = altered(LONG_SAVE, *flags, tmp_path / "twice")
+    term = altered(LONG_UPDATE, *flags, tmp_path / "t", "--track")
+    twice.until("Evaluating")
+    family = twice.family()
+    twice.process.send_signal(signal.SIGINT)
+    twice.until("Stopping: saving the run (again to kill)")
+    twice.process.send_signal(signal.SIGINT)
+    assert twice.process.wait(5) == -signal.SIGINT and gone(family, 5)
+    twice.end()
+
+    term.until("Training")
+    term.until("UPDATING")
+    family, told = term.family(), len(term.out)
+    began = time.monotonic()
+    term.process.send_signal(signal.SIGTERM)
+    term.out += term.process.stdout.read()  # `communicate` would not see what is buffered here
+    code, out, err = term.end(PATIENCE)
+    assert code == 130 and err == "" and gone(family, began + 5 - time.monotonic()), (code, out, err)
+    assert re.findall("SAVING|TRACKER|Saved", out[told:]) == ["SAVING", "TRACKER", "Saved"]
+    assert load_checkpoint(run_of(tmp_path / "t"))["counters"]["trajectories"] >= 4
 
 
 # ---------------------------------------------------------------------- stale data, lock-step

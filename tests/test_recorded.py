@@ -146,6 +146,29 @@ def test_offline_interrupted_and_resumed_ends_with_the_same_weights(tmp_path):
     assert resumed.pace == whole.pace and resumed.trajectories == 12
 
 
+def test_offline_killed_and_resumed_ends_with_the_same_weights_and_stores_nothing_twice(tmp_path):
+    policy = small()
+    source = write(tmp_path / "source.sqlite", policy, [True, False] * 6)
+    whole = experiment(settings([source]), tmp_path / "whole", policy)
+    feed(whole)
+    cut = experiment(settings([source]), tmp_path / "cut", policy)
+    stop_after(cut, 5)
+    feed(cut)
+    cut.save()
+    cut.stopping = False
+    stop_after(cut, 3)
+    feed(cut)  # these are in no checkpoint
+    cut.journal.close()
+    args = settings([source])
+    args.run.resume = tmp_path / "cut"
+    resumed = experiment(args, tmp_path / "cut", policy)
+    assert (resumed.trajectories, len(resumed.played)) == (5, 3)
+    feed(resumed)
+    assert weights(resumed) == weights(whole) and resumed.pace == whole.pace
+    with Journal(resumed.journal_path, readonly=True) as kept:
+        assert kept.count() == resumed.trajectories == 12
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -317,6 +340,21 @@ def test_replay_interrupted_and_resumed_ends_with_the_same_weights(runs, tmp_pat
     resumed = again(runs["pool"], tmp_path / "cut", resume=True)
     feed(resumed)
     assert saved(resumed) == (runs["pool"] / "policy.safetensors").read_bytes()
+
+
+def test_replay_of_a_run_that_goes_on_meanwhile_keeps_to_its_own_copy_when_resumed(runs, tmp_path):
+    source = Path(shutil.copytree(runs["serial"], tmp_path / "source"))
+    cut = again(source, tmp_path / "cut")
+    stop_after(cut, 3)
+    feed(cut)
+    cut.save()
+    with Journal(source / "journal.sqlite") as journal:
+        entry = journal.get(next(journal.rows("train")).id)._asdict()
+        del entry["id"], entry["created"]
+        journal.append(**entry)
+    resumed = again(source, tmp_path / "cut", resume=True)
+    feed(resumed)
+    assert saved(resumed) == (runs["serial"] / "policy.safetensors").read_bytes()
 
 
 def test_replay_of_a_serial_run_needs_no_checkpoint(runs, tmp_path):

@@ -3,6 +3,9 @@
 import errno
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,16 @@ import torch
 import run_folder
 from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, PolicyArgs, RunArgs, TaskArgs, resumed
 from run_distrl import main
-from run_folder import RunStopped, UsageError, check_room, load_checkpoint, make_folder, read_args, save_checkpoint
+from run_folder import (
+    RunStopped,
+    UsageError,
+    check_room,
+    held,
+    load_checkpoint,
+    make_folder,
+    read_args,
+    save_checkpoint,
+)
 
 
 def test_arguments_come_back_as_they_were(tmp_path):
@@ -133,6 +145,13 @@ def test_a_write_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
         save_checkpoint(tmp_path, 2, {"number": 2})
     assert os.listdir(tmp_path / "checkpoints") == ["00000001.pt"] and load_checkpoint(tmp_path) == {"number": 1}
 
+    def stuck(path, missing_ok=False):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "unlink", stuck)
+    with pytest.raises(RunStopped, match="No space left on device"):  # not what came of it
+        save_checkpoint(tmp_path, 2, {"number": 2})
+
 
 def test_E13_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, capsys):
     save_checkpoint(tmp_path, 1, {"number": 1})
@@ -159,3 +178,32 @@ def test_numbers_out_of_range_are_named(flags, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.startswith(f"error: {flags.split()[0]} ") and said.endswith("is needed\n") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+HOLDS = """
+import sys, run_folder
+with run_folder.held(run_folder.Path(sys.argv[1])):
+    print(flush=True)
+    input()
+"""
+
+
+def test_a_run_in_which_another_process_is_at_work_is_not_resumed_until_that_ends(tmp_path, monkeypatch, capsys):
+    folder = make_folder(tmp_path, "x", Args())
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, folder], cwd=Path(run_folder.__file__).parent,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    other.stdout.readline()
+    before = contents(folder)
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(folder)])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said == f"error: --resume {folder}: another process is at work in it: wait, or stop it\n"
+    assert contents(folder) == before
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    with held(folder):
+        pass

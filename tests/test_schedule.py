@@ -93,3 +93,13 @@ def test_what_was_played_after_the_checkpoint_is_not_handed_out_again():
         one.next()
     two.skip(5), two.skip(7), two.skip(6)
     assert [one.next() for _ in range(9)] == [two.next() for _ in range(9)]
+
+
+def test_a_round_of_none_hands_out_nothing_until_the_next():
+    """As --sync begins: the collector asks at any moment."""
+    schedule = make()
+    schedule.start_round(0)
+    schedule.training = True
+    assert schedule.next() is None and not schedule.in_round
+    schedule.start_round(2)
+    assert [schedule.next() is None for _ in range(3)] == [False, False, True]
