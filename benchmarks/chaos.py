@@ -6,8 +6,9 @@
 `run_distrl.py --judge openai` trains on simulated phones behind a real adb server, judged by a stand-in for a server of
 a vision model that answers by the tasks' rules, after `--judge-seconds`. Meanwhile (storm.py) workers are killed (-9)
 and stopped (-STOP, for a while or for good), the policy server and the adb server are killed, phones drop connections,
-hang, go offline and reboot, the judge is out, the disk is full (no file of the main process may grow), and three times
-the main process itself is killed (-9) and resumed. Faults overlap, as they come.
+hang, go offline and reboot, the judge is out, the disk is full (a tmpfs of the run's own, filled to the last
+byte; where this user may not mount one, no file of the main process may grow), and three times the main process itself
+is killed (-9) and resumed. Faults overlap, as they come.
 
 The books: every trajectory that was ever seen in the journal, or that the run said it had, must be there at the end, as
 it was, and each episode once; every reward that was trained on must be the one of the rule judge when the same actions
@@ -35,7 +36,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_judge_faults import FAMILIES, play_again  # noqa: E402
-from storm import Fault, Judge, Run, Storm, wait_for  # noqa: E402
+from storm import Fault, Judge, Run, Storm, small_disk, wait_for  # noqa: E402
 
 from adb_phone import AdbPhone  # noqa: E402
 from android_env import AndroidEnv  # noqa: E402
@@ -109,11 +110,15 @@ def main() -> int:
     parser.add_argument("--judge-seconds", type=float, default=1.0, help="an answer of the judge takes")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, start_phones(args.num_phones, seed=args.seed, **CHANCES) as phones:
-        folder = Path(name)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        small_disk(Path(name) / "disk") as disk,
+        start_phones(args.num_phones, seed=args.seed, **CHANCES) as phones,
+    ):
+        folder, runs = Path(name), Path(name) / "disk" / "runs"
         tasks = [task for task in generate_tasks("train", 1440) if task.family in FAMILIES]
         (folder / "tasks.txt").write_text("\n".join(task.instruction for task in tasks))
-        (folder / "runs").mkdir()
+        runs.mkdir()
         rule = RuleAnswers(phones.host, phones.port, phones.serials)
         judge = Judge(rule, random.Random(args.seed), args.judge_seconds)
         with JudgeServer(judge) as server:
@@ -122,10 +127,10 @@ def main() -> int:
                 f"{phones.host}:{phones.port}", "--num-workers", args.num_phones, "--total-trajectories", 1_000_000,
                 "--train-minutes", 0, "--eval-episodes", 2, "--eval-every", 0, "--tasks", folder / "tasks.txt",
                 "--eval-tasks", folder / "tasks.txt", "--allow-overlap", "--learning-starts", 32,
-                "--critic-warmup", 20, "--runs-dir", folder / "runs", "--seed", args.seed,
+                "--critic-warmup", 20, "--runs-dir", runs, "--seed", args.seed,
             ]  # fmt: skip
-            run = Run(flags, folder / "runs", str(os.getpid()))
-            storm = Storm(run, phones, judge, args.num_phones, random.Random(args.seed))
+            run = Run(flags, runs, str(os.getpid()))
+            storm = Storm(run, phones, judge, args.num_phones, random.Random(args.seed), disk)
             run.start()
             try:
                 storm.blow(args.minutes, args.every)

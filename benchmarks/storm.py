@@ -16,13 +16,15 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from sim.judge_server import TEMPORARY, RuleAnswers
 ROOT = Path(__file__).resolve().parents[1]
 STILL = 200.0  # s without any trajectory: it stands still (a silent worker is replaced after 120 s)
 MARK = "DISTRL_STORM"  # environment variable that all processes of the run inherit
+DISK = "900m"  # of the run: it refuses to go on with less than 500 MB free
 
 
 def processes() -> dict[int, tuple[int, str]]:
@@ -78,6 +81,21 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
             return False
         time.sleep(0.1)  # between two looks
     return True
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """Makes the folder. Yields it when it is on a disk of its own, None where this user may not mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"No disk of its own ({done.stderr.strip()}): that one is full means that no file of the run may grow.")
+    try:
+        yield None if done.returncode else folder
+    finally:
+        if not done.returncode:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @dataclass
@@ -182,8 +200,11 @@ class Run:
 class Storm:
     """What may befall the run. Each method injects one fault and returns it, None when there is nothing to hit."""
 
-    def __init__(self, run: Run, phones: Phones, judge: Judge, num: int, rng: random.Random):
+    def __init__(
+        self, run: Run, phones: Phones, judge: Judge, num: int, rng: random.Random, disk: Path | None = None
+    ):  # fmt: skip
         self.run, self.phones, self.judge, self.num, self.random = run, phones, judge, num, rng
+        self.ballast = disk and disk / "ballast"  # on a disk of the run's own
         self.end = 0.0  # epoch seconds
         self.later: list[tuple[float, Callable]] = []  # ends of faults
         self.faults: list[Fault] = []
@@ -269,10 +290,20 @@ class Storm:
         self.run.process.kill()
         self.again("main process killed", struck)
 
+    def fill(self) -> None:
+        """No byte is left on the disk of the run, whatever it has removed meanwhile."""
+        with open(self.ballast, "ab") as file, suppress(OSError):  # the run may be quicker
+            if free := shutil.disk_usage(self.ballast).free:
+                os.posix_fallocate(file.fileno(), file.tell(), free)
+
     def disk_full(self) -> None:
         struck = time.time()
-        resource.prlimit(self.run.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        if not wait_for(lambda: self.run.process.poll() is not None, 120):
+        if not self.ballast:
+            resource.prlimit(self.run.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        ended = wait_for(lambda: self.run.process.poll() is not None or self.ballast and self.fill(), 120)
+        if self.ballast:
+            self.ballast.unlink()
+        if not ended:
             self.run.counts["stood still"] += 1
             self.run.process.kill()
         elif self.run.process.returncode != 1 or not wait_for(lambda: "--resume" in "".join(self.run.said[-5:]), 5):
