@@ -4,10 +4,13 @@ import dataclasses
 import errno
 import json
 import math
+import multiprocessing
 import os
+from multiprocessing import heap
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -15,6 +18,7 @@ from test_learner import TAPS, play, small
 from torch import nn
 
 import lora
+import pools
 import run_distrl
 import run_folder
 from args import Args
@@ -23,6 +27,7 @@ from policy import AutoUIPolicy
 from recorded import pace_of
 from run_distrl import Experiment, main
 from run_folder import RunStopped, UsageError, check_room, load_checkpoint, make_folder, save_checkpoint
+from shared_weights import SharedWeights
 from tasks import generate_tasks
 from tokenizer import Codec
 from worker import Episode
@@ -269,6 +274,24 @@ def test_what_befalls_workers_and_phones_is_told_with_its_remedy_once_while_the_
     assert warning == f"  warning: {second}"
     assert "(waiting 5%, 3 workers replaced, 2 phones restarted) |" in line
     assert len(told(first, 3, 2)) == 1  # again, but it is known
+
+
+def test_E7_too_little_shared_memory_is_warned_of_with_the_bytes_and_does_not_matter(tmp_path, monkeypatch, capsys):
+    usage, run = pools.shutil.disk_usage("/"), begin(tmp_path / "run", small())
+    monkeypatch.setattr(pools.shutil, "disk_usage", lambda path: usage._replace(free=64_000_000))  # Docker's
+    pools.warn_of_little_shared_memory(8 * 1_000_000)
+    assert capsys.readouterr().out == ""
+    pools.warn_of_little_shared_memory(8 * 250_000_000)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "take 2,000,000,000 bytes of /dev/shm, which has 64,000,000 free" in line and "--shm-size" in line
+    monkeypatch.setattr(pools.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    pools.make_pool(run, SimpleNamespace(addresses=[], restart=None), tmp_path, None)
+    assert f"take {4 * 2 * sum(p.numel() for p in run.policy.parameters()):,} bytes" in capsys.readouterr().out
+    monkeypatch.setattr(heap.Arena, "_dir_candidates", [])  # as if it had not even room for these
+    size = 1_000_000
+    weights, array = SharedWeights(multiprocessing.get_context("forkserver"), size), np.zeros(size, np.float32)
+    weights.publish([np.ones(size, np.float32)])
+    assert weights.read([array]) == 1 and array.all()
 
 
 # ---- room on the disk

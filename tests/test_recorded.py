@@ -152,10 +152,12 @@ def test_offline_killed_and_resumed_ends_with_the_same_weights_and_stores_nothin
     whole = experiment(settings([source]), tmp_path / "whole", policy)
     feed(whole)
     cut = experiment(settings([source]), tmp_path / "cut", policy)
+    take = cut.take
     stop_after(cut, 5)
     feed(cut)
     cut.save()
     cut.stopping = False
+    cut.take = take
     stop_after(cut, 3)
     feed(cut)  # these are in no checkpoint
     cut.journal.close()
