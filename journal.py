@@ -93,9 +93,9 @@ class Journal:
         except sqlite3.Error as error:
             self._db.close()
             unusable = type(error) is sqlite3.DatabaseError  # its subclasses are locks, rights and disks
-            what = "not a journal" if unusable else "cannot be opened"
-            raise JournalError(f"journal {self.path}: {what} ({error}): move it away or name another file"
-                               ) from error
+            what = ("not a journal ({}): move it away or name another file" if unusable else
+                    "cannot be opened ({}): check the disk's space and permissions")
+            raise JournalError(f"journal {self.path}: {what.format(error)}") from error
         except JournalError:
             self._db.close()
             raise

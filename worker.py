@@ -257,6 +257,7 @@ def policy_server(
     from screen_features import Blip2Features
 
     torch.set_flush_denormal(True)
+    torch.set_num_threads(1)  # else loading starts threads that stay
     policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion).to(device)
     torch.set_num_threads(threads(policy))
     receiver = Receiver(policy, precision, lora)
@@ -312,8 +313,8 @@ def _answer(policy, requests: list, greedy: bool, generator, version: int) -> No
 def _send(connection: Connection, answer) -> None:
     try:
         connection.send(answer)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # that worker has died; its pipe is dropped at the next wait
+    except OSError:
+        pass  # that worker has died; its pipe is dropped at the next wait, or was while others were waited for
 
 
 def _follow_parent(name: str) -> None:

@@ -98,7 +98,7 @@ def actors(phones, policy_path):
     actors.schedule.training = True
     yield actors
     actors.pool.stop()
-    assert not any(alive(pid) for pid in actors.pool.pids)
+    actors.wait_for(lambda: not any(alive(pid) for pid in actors.pool.pids), 5)
 
 
 def alive(pid: int) -> bool:

@@ -167,7 +167,7 @@ def test_E2_E3_G3_a_run_survives_ctrl_c_a_full_disk_and_a_kill_and_then_ends_wel
     resource.prlimit(program.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     code, out, err = program.end(30)
     assert code == 1 and err.count("\n") == 2 and "Traceback" not in err and f"--resume {run}" in err, (code, err)
-    assert re.match(r"error: .*(journal|checkpoints)", err)
+    assert re.match(r"error: .*(journal|checkpoints|metrics)", err)
     assert gone(family, 5)
     assert contents(run).items() > journaled.items()
     journaled = contents(run)
