@@ -147,7 +147,6 @@ def main() -> None:
         shares = ["-", "-"] if name.startswith("padded") else shares  # it does more operations, for nothing
         print(f"{name:16}{least:>9.3f}{shares[0]:>9}{shares[1]:>11}{least / seconds['step']:>12.2f}")
     verdict("step, share of the peak", flops / seconds["step"] / highest, 0.65)
-    verdict("padding to 512, times padding to the longest", seconds["padded to 512"] / seconds["step"], 4.5)
 
 
 if __name__ == "__main__":
