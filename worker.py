@@ -16,7 +16,7 @@ The server's choices, on 2 cores (benchmarks/README.md: bench_server.py, bench_s
     two, an answer took 72 ms instead of 17, a learner's update 417 instead of 213;
   - it waits 2 % of the last batch's time for a fuller one: mean batches of 8.0 and 32.0 instead of 6.0 and 23.9;
   - batches of 32 at most: at that size a token costs half as much as in batches of 8;
-  - the learner's priority: an answer takes 17 ms beside it, 14 without it; updates 213 and 198 ms. Nicer gained nothing;
+  - the learner's priority: an answer takes 17 ms beside it, 14 without it; updates 213, 198. Nicer gained nothing;
   - denormals flushed: 1.6 times faster at base size; weights looked at once a batch, which costs a comparison.
 
 Departs from the authors' code: the log-prob of each token is stored when it is sampled, never recomputed from text; no
