@@ -103,6 +103,7 @@ class ActorPool:
         self.restarts = 0  # workers replaced
         self.phone_restarts = 0
         self.server_restarts = 0
+        self._hung = ""  # why the policy server is killed
         self._server_failures = 0  # deaths of the policy server in a row, without a trajectory in between
         self.env_steps = 0
         self.last_error = ""
@@ -184,7 +185,7 @@ class ActorPool:
                 if going_on:
                     self._replace_silent()
         except Exception as error:  # the thread's last words must reach the main thread
-            if not self._stop.is_set():
+            if not (self._stop.is_set() or self._stopping()):
                 self.error = error
 
     def _replace_silent(self) -> None:
@@ -194,8 +195,9 @@ class ActorPool:
         if not silent:
             return
         latest = max(slot.heard for slot in busy)
-        # All of them, one soon after the other, or the only one again: it is what they wait for that hangs.
-        if (len(busy) > 1 or silent[0].failures) and now - latest > self._timeout / 2 and self.server_ready:
+        # All of them, one soon after the other, or the only one for the second time: perhaps what they wait for hangs.
+        if (len(busy) > 1 or silent[0].failures == 1) and now - latest > self._timeout / 2 and self.server_ready:
+            self._hung = f", killed after {self._timeout:.0f} s without an answer"
             self._server.kill()
             self._server.join(timeout=5)
             return
@@ -215,13 +217,16 @@ class ActorPool:
             if self._server is not None:
                 self.server_restarts += 1
                 self._server_failures += 1
-                self.last_error = f"the policy server ended with exit code {self._server.exitcode}"
+                ended = f"the policy server ended with exit code {self._server.exitcode}{self._hung}"
+                memory = ": is memory enough?" if self._server.exitcode == -9 and not self._hung else ""
+                self._hung = ""
                 if self._server_failures > 5:
-                    raise RuntimeError(self.last_error + " for the sixth time in a row")
+                    raise RuntimeError(f"{ended} for the sixth time in a row{memory}")
                 for slot in self._slots:  # their pipes to the server are dead
                     if slot.process:
                         slot.process.kill()
-                        self._bury(slot, "the policy server ended")
+                        self._bury(slot, ended)
+                self.last_error = ended + memory
             self.server_ready = False
             self._control, theirs = self._context.Pipe()
             seed = self._seed + 10_000 * self.server_restarts  # else it would sample the same again
@@ -254,14 +259,15 @@ class ActorPool:
 
     def _begin(self, target: Callable, arguments: tuple, options: dict | None = None) -> multiprocessing.Process:
         process = self._context.Process(target=target, args=arguments, kwargs=options or {}, daemon=True)
-        while True:
-            _start_fork_server()  # it may have been killed
+        for _ in range(20):
+            _start_fork_server()  # it may have been killed; a new one ends with this thread, as all that it starts must
             try:
                 process.start()
                 return process
-            except (EOFError, ConnectionError):  # just now
+            except (EOFError, ConnectionError):  # it was, just now
                 if self._stop.wait(0.1):
-                    raise
+                    break
+        raise RuntimeError("no process can be started: the fork server ends at once: is memory enough?")
 
     def _feed(self, slot: _Slot) -> None:
         while slot.ready and len(slot.pending) < self._ahead:

@@ -19,7 +19,7 @@ from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
 from policy_check import check_policy
 from recorded import alone
-from run_folder import UsageError, check_range, make_folder, read_args, write_args
+from run_folder import UsageError, check_range, held, make_folder, read_args, write_args
 from tasks import Task, generate_tasks, load_tasks, overlap
 
 SHOW_ALL = "--help-all"
@@ -258,7 +258,8 @@ def resumed(args: Args) -> Args:
         judge_config(args.judge)
         try:
             if not check:
-                write_args(folder, args)
+                with held(folder):
+                    write_args(folder, args)
         except OSError as error:
             raise UsageError(f"--resume {folder}: cannot write there ({error.strerror}): make it writable") from error
     args.run.resume, args.phones.check = folder, check

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from t5 import Layer, Linear, T5Weights, empty, layers, place_side_by_side, relative_buckets, tree
+from t5 import Layer, Linear, T5Weights, empty, flatten_parameters, layers, relative_buckets, tree
 
 FEATURE_DIM = 1408
 MASKED = -1e9  # added to the score of what may not be attended to
@@ -52,11 +52,11 @@ class AutoUINetwork(T5Weights):
         self.gate_dense = Linear(2 * d_model, d_model)
         self.activation = ACTIVATIONS[self.feed_forward]
         self._tables: dict[bool, Tensor] = {}  # a stack's buckets, as long as its longest text so far
-        place_side_by_side(self)
+        flatten_parameters(self)
 
     def _apply(self, fn, recurse: bool = True):  # what .to() does, one parameter at a time
         super()._apply(fn, recurse)
-        place_side_by_side(self)
+        flatten_parameters(self)
         return self
 
     def forward(

@@ -356,7 +356,7 @@ def _calibrate(folder: Path, names: list[str], limits: dict) -> None:
 def _rejudge(args, limits: dict) -> None:
     from args import Args, judge_config
     from rejudge import settle
-    from run_folder import read_args
+    from run_folder import held, read_args
 
     run = args.rejudge
     config = judge_config(read_args(run, Args, "--rejudge").judge, run)
@@ -368,7 +368,8 @@ def _rejudge(args, limits: dict) -> None:
     if not (run / "journal.sqlite").is_file():
         raise UsageError(f"--rejudge {run}: no journal there")
     judge = _ready(config)
-    counts = settle(run, judge)
+    with held(run, "--rejudge"):
+        counts = settle(run, judge)
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items())) or "none was without a verdict"
     print(f"{run}: {told}. The next `python run_distrl.py --resume {run}` trains on those with a verdict.")
     _tell(judge, config.name)

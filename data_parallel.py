@@ -178,18 +178,19 @@ class Team:
 
 def follow(args, team: Team) -> int:
     """A learner process other than the first: its shares of rank 0's batches until there are no more. The exit code."""
-    from devices import own_device, threads
+    from devices import num_threads, own_device
     from learner import Learner
     from loaders import load_policy, load_text_encoder
     from policy_check import check_policy
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 is asked to stop, saves, and says when
         signal.signal(signum, signal.SIG_IGN)
+    torch.set_num_threads(1)  # else loading starts threads that stay
     torch.set_flush_denormal(True)
     team.check(args)
     check_policy(args.policy)
     policy, _ = load_policy(args)
-    torch.set_num_threads(threads(policy))
+    torch.set_num_threads(num_threads(policy))
     device = own_device(args.policy.device)
     learner = Learner(policy, args.algorithm, seed=args.run.seed, text_encoder=load_text_encoder(args))
     team.join(learner, device)

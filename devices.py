@@ -41,7 +41,7 @@ def check_device(flag: str, name: str) -> None:
         raise UsageError(f"{flag} {name}: this machine has {here}: name another one, or leave out {flag}")
 
 
-def threads(policy) -> int:
+def num_threads(policy) -> int:
     """Threads that torch computes with: one for a small policy; from 20 million weights on this process's share of
     the cores, 8 at most. Small matrices gain nothing from a second thread, and take it from the others.
     """
@@ -65,7 +65,7 @@ def put(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def hosts_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+def host_buffers_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Empty float32 tensors of those shapes on the CPU, side by side in memory, pinned when the others are on a GPU."""
     sizes, pinned = [tensor.numel() for tensor in tensors], tensors[0].device.type == "cuda"
     flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu", pin_memory=pinned)
@@ -79,7 +79,7 @@ class HostCopy:
         self._tensors = [tensor.detach() for tensor in tensors]
         self.device = self._tensors[0].device
         on_cpu = self.device.type == "cpu"
-        self._host = self._tensors if on_cpu else hosts_like(self._tensors)
+        self._host = self._tensors if on_cpu else host_buffers_like(self._tensors)
 
     def arrays(self) -> list[np.ndarray]:
         """As they are now; on a GPU the next call overwrites them."""

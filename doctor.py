@@ -74,7 +74,7 @@ def table(rows: list[Row]) -> str:
         if row.remedy:
             lines.append(f"    {'':<{width}}  -> {row.remedy}")
     missing = sum(not row.ok for row in rows)
-    return "\n".join([*lines, "", f"{missing} of {len(rows)} are missing." if missing else "Everything is there."])
+    return "\n".join([*lines, "", f"{missing} of {len(rows)} to be mended." if missing else "Everything is there."])
 
 
 def flags_row(args: Args) -> Row:

@@ -75,7 +75,7 @@ def phases(run, phones) -> None:
         phones.set_latency(latency)
 
     def kept() -> None:
-        if not run.stopping:  # else it is saved by who asked for it, once
+        if not run.stopping:  # else run_in saves, once, when the phases are over
             run.save()
 
     if run.args.run.eval:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from devices import hosts_like
+from devices import host_buffers_like
 
 PROJECTIONS = ("q", "k", "v", "o")
 SCALE = 2.0  # alpha / r
@@ -91,11 +91,11 @@ class Receiver:
             for _, module in _adapted(policy.network):
                 (rows, columns), base = module.weight.shape, module.weight.detach().clone()
                 like = [torch.empty(*s, device=base.device) for s in ((rank, columns), (rows, rank))]
-                self._low_rank.append((module.weight, base, *(x.zero_() for x in hosts_like(like))))
+                self._low_rank.append((module.weight, base, *(x.zero_() for x in host_buffers_like(like))))
             arrays = [x for _, _, a, b in self._low_rank for x in (a, b)]
         elif precision == "bf16" or policy.device.type != "cpu":
             parameters = list(policy.parameters())
-            copies = zip(parameters, hosts_like(parameters), strict=True)
+            copies = zip(parameters, host_buffers_like(parameters), strict=True)
             self._rounded = [(p, copy.copy_(p.detach())) for p, copy in copies]
             arrays = [copy for _, copy in self._rounded]
         else:

@@ -23,7 +23,7 @@ from phone_source import Source, phone_source
 from screen_features import thumbnail_features
 from worker import Episode, PhoneAddress, Sample, rollout
 
-ROOM = 16_000_000  # bytes of /dev/shm that others may want
+SHM_HEADROOM = 16_000_000  # bytes of /dev/shm that others may want
 
 
 def patience(args: Args) -> float:
@@ -32,8 +32,10 @@ def patience(args: Args) -> float:
 
 
 def silence(args: Args) -> float:
-    """Seconds without a step or trajectory after which a run stops. Phones that boot, judges that are out take some."""
-    return 1800.0 if args.policy.policy or args.judge.judge != "rules" else 600.0
+    """Seconds without a step or a trajectory after which a run stops: real phones boot, judges are out, large policies
+    think."""
+    long = args.policy.policy or args.judge.judge != "rules" or not args.phones.simulated
+    return 1800.0 if long else 600.0
 
 
 def phones_of(args: Args, families: set[str]):
@@ -83,8 +85,8 @@ def make_pool(experiment, phones: Source, policy_path: Path, see):
 
 def warn_of_little_shared_memory(needed: int) -> None:
     """One line where /dev/shm has no room for the weights: multiprocessing takes another file, in silence."""
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else needed + ROOM
-    if free < needed + ROOM:
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else needed + SHM_HEADROOM
+    if free < needed + SHM_HEADROOM:
         print(f"  warning: shared weights take {needed:,} bytes of /dev/shm, which has {free:,} free: they may become "
               f"a file in {tempfile.gettempdir()}: enlarge it (Docker: --shm-size)", flush=True)  # fmt: skip
 

@@ -11,7 +11,8 @@
 `--offline` takes the training trajectories with a verdict of all journals, mixed in an order drawn by --seed, each once
 and however old, and makes --updates-per-trajectory updates for it. They are copied into the run's own journal
 (`info["recorded"]` says where from), so that --resume and report.py need nothing else. The step size falls over both
-parts, recorded and played, as over one. Stopped or killed on the way and resumed, it ends with the same weights.
+parts, recorded and played, as over one. Stopped or killed on the way and resumed, the recorded part ends with the
+same weights.
 
 `--replay` copies the run's whole journal, so that ids stay, and repeats its learning: the newest checkpoint knows for
 each update what had come in before it, the version of the weights and the share of the budget (`Experiment.pace`). So a
@@ -47,7 +48,7 @@ PACE_FLAGS = ("updates_per_trajectory", "learning_starts", "critic_warmup")  # a
 class NoPool:
     """In a pool's place when there are no phones: no workers, nobody to publish to."""
 
-    alive = restarts = phone_restarts = env_steps = version = 0
+    alive = restarts = phone_restarts = server_restarts = env_steps = version = 0
     error, last_error, pids, weights = None, "", (), SimpleNamespace(publish=lambda arrays, version: None)
 
 

@@ -162,7 +162,7 @@ _COUNTERS = ("num_transitions", "_next_slot", "_next_id", "added", "evicted", "s
 
 
 class SumTree:
-    """Masses of `capacity` entries, drawn in proportion: set and draw 256 of 2^20 in under 100 us.
+    """Masses of `capacity` entries, drawn in proportion: set and draw 256 of 2^20 in about 100 us.
 
     Leaves in rows of 16, each level the row sums of the one below, the top level (<= 4096) by cumulative sum and binary
     search. Parents are recomputed from children, never adjusted by differences: no drift, and equal masses give equal

@@ -54,7 +54,7 @@ class Experiment:
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
 
-        from devices import threads
+        from devices import num_threads
         from journal import Journal
         from learner import Learner
         from pools import silence
@@ -62,7 +62,7 @@ class Experiment:
 
         self.args, self.folder = args, folder
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
-        torch.set_num_threads(threads(policy))
+        torch.set_num_threads(num_threads(policy))
         torch.set_flush_denormal(True)
         encoder = load_text_encoder(args)
         torch.manual_seed(args.run.seed)
@@ -92,7 +92,8 @@ class Experiment:
         self.train_seconds = self.wall_seconds = 0.0  # of all sessions of this run
         self.clock = time.monotonic()
         self.idle_seconds = 0.0
-        self.silence, self.waited, self.steps = silence(args), 0.0, 0  # s waited in vain since the pool had so many
+        self.silence, self.waited = silence(args), 0.0  # s; so long without a step or trajectory until now
+        self.steps = 0  # env_steps of the pool when the last one came
         self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
@@ -282,7 +283,8 @@ class Experiment:
             "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
             "stats/replay_size": len(self.learner.replay),
         }  # fmt: skip
-        faults = ((self.pool.restarts, "worker", "replaced"), (self.pool.phone_restarts, "phone", "restarted"))
+        faults = ((self.pool.server_restarts, "policy server", "replaced"), (self.pool.restarts, "worker", "replaced"),
+                  (self.pool.phone_restarts, "phone", "restarted"))  # fmt: skip
         again = "".join(f", {number} {what}{'s' * (number > 1)} {done}" for number, what, done in faults if number)
         judged = ""
         if self.ledger:

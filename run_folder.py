@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -69,17 +68,19 @@ def make_folder(runs_dir: Path, name: str, args) -> Path:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, flag: str = "--resume") -> Iterator[None]:
     """Nobody else may be at work in the folder meanwhile; the kernel lets go of it however this process ends.
 
-    UsageError: another process is.
+    UsageError: another process is; `flag` is what asked for the folder.
     """
+    import fcntl  # who copies policy.py has this file too, perhaps on another system
+
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(folder / ".lock", "w"))  # closed on exec: no child has it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(f"--resume {folder}: another process is at work in it: wait, or stop it") from error
+            raise UsageError(f"{flag} {folder}: another process is at work in it: wait, or stop it") from error
         except OSError:  # not writable, which is told elsewhere, or a file system without locks
             pass
         yield

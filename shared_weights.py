@@ -45,7 +45,7 @@ class SharedWeights:
         turn = self._turn.value + 1
         buffer = np.frombuffer(self._buffers[turn % 2], dtype=np.float32)
         start = 0
-        for array in _joined(arrays):
+        for array in _coalesced(arrays):
             buffer[start : start + array.size] = array
             start += array.size
         self._versions[turn % 2] = version
@@ -61,7 +61,7 @@ class SharedWeights:
             turn = self._turn.value
             version, start = self._versions[turn % 2], 0
             buffer = np.frombuffer(self._buffers[turn % 2], dtype=np.float32)
-            for array in _joined(arrays):
+            for array in _coalesced(arrays):
                 array[:] = buffer[start : start + array.size]
                 start += array.size
             if self._turn.value == turn:
@@ -73,7 +73,7 @@ class SharedWeights:
             raise ValueError(f"{total} numbers in {len(arrays)} arrays, but the shared buffers hold {self.size}")
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _coalesced(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The arrays, flat, those that lie one after the other in memory as one: a long copy goes past the caches."""
     found: list[tuple[np.ndarray, int]] = []  # the first of a row, and how many numbers the row has
     end = None

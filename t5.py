@@ -109,26 +109,27 @@ def layers(stack: nn.Module) -> list[Layer]:
         cross: tuple = (None, None, None, None)
         if len(block.layer) == 3:
             c = block.layer[1].EncDecAttention
-            cross = (block.layer[1].layer_norm.weight, weight(c.q), _beside(weight(c.k), weight(c.v)), weight(c.o))
+            kv = fused_weight(weight(c.k), weight(c.v))
+            cross = (block.layer[1].layer_norm.weight, weight(c.q), kv, weight(c.o))
         ff_in = (dense.wi_0.weight, dense.wi_1.weight) if hasattr(dense, "wi_1") else (dense.wi.weight,)
-        qkv = _beside(weight(own.q), weight(own.k), weight(own.v))
+        qkv = fused_weight(weight(own.q), weight(own.k), weight(own.v))
         found.append(
             Layer(first.layer_norm.weight, qkv, weight(own.o), *cross, last.layer_norm.weight, ff_in, dense.wo.weight)
         )
     return found
 
 
-def _beside(*weights: Tensor) -> Tensor:
+def fused_weight(*weights: Tensor) -> Tensor:
     """Weights of the same input as one matrix, a view where they lie side by side in memory; differentiable."""
     first, end = weights[0], weights[0].data_ptr()
     for w in weights:
         if w.data_ptr() != end or w.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
             return torch.cat(weights)
         end += w.nbytes
-    return _Beside.apply(*weights)
+    return _FusedView.apply(*weights)
 
 
-class _Beside(torch.autograd.Function):
+class _FusedView(torch.autograd.Function):
     """Neither the matrix nor its gradient is copied: forward gives a view of all, backward one to each."""
 
     @staticmethod
@@ -141,11 +142,11 @@ class _Beside(torch.autograd.Function):
         return gradient.split(ctx.rows)
 
 
-def place_side_by_side(module: nn.Module) -> None:
+def flatten_parameters(module: nn.Module) -> None:
     """Moves all parameters into one piece of memory, in their order, unless they lie so or differ in type.
 
-    So the projections of one input are one matrix (`_beside`), and all weights are published in one copy, which goes
-    past the caches: two thirds of the time of a copy for each of them.
+    So the projections of one input are one matrix (`fused_weight`), and all weights are published in one copy, which
+    goes past the caches: two thirds of the time of a copy for each of them.
     """
     parameters = list(module.parameters())
     first, end, together = parameters[0], parameters[0].data_ptr(), True

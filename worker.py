@@ -12,12 +12,13 @@ an episode loop for any environment and any policy:
 
 The server's choices, on 2 cores (benchmarks/README.md: bench_server.py, bench_stall.py, bench_sampling.py)
   - one server, not a copy a worker: 2.8 and 5.6 times the tokens a second with 8 and 32 workers at T5-base size;
-  - at that size all cores (1.4 and 2.8 times with one thread, and without the next), a small policy one thread: with
-    two, an answer took 72 ms instead of 17, a learner's update 417 instead of 213;
+  - at that size all cores (with one thread, and without the wait below, 1.4 and 2.8 times), a small policy one thread:
+    with two, an answer took 72 ms instead of 17, a learner's update 417 instead of 213;
   - it waits 2 % of the last batch's time for a fuller one: mean batches of 8.0 and 32.0 instead of 6.0 and 23.9;
   - batches of 32 at most: at that size a token costs half as much as in batches of 8;
   - the learner's priority: an answer takes 17 ms beside it, 14 without it; updates 213, 198. Nicer gained nothing;
-  - denormals flushed: 1.6 times faster at base size; weights looked at once a batch, which costs a comparison.
+  - denormals flushed, as the learner does, whose step is 1.6 times faster for it at that size (bench_learner.py);
+  - weights looked at once a batch, which costs a comparison.
 
 Departs from the authors' code: the log-prob of each token is stored when it is sampled, never recomputed from text; no
 process is restarted between trajectories.
@@ -50,7 +51,7 @@ from shared_weights import SharedWeights
 from tasks import Task
 
 OUTAGES = 3  # in a row, then the phone is restarted
-GATHER = 0.02  # share of the last batch's time that the policy server waits for a fuller one
+BATCH_WAIT = 0.02  # share of the last batch's time that the policy server waits for a fuller one
 RESTART_PHONE = 3  # exit code of a worker that asks for it
 
 
@@ -260,7 +261,7 @@ def policy_server(
     _follow_parent("policy server")
     import torch
 
-    from devices import threads
+    from devices import num_threads
     from lora import Receiver
     from policy import AutoUIPolicy
     from screen_features import Blip2Features
@@ -268,7 +269,7 @@ def policy_server(
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)  # else loading starts threads that stay
     policy = AutoUIPolicy.load(policy_path, init_fusion=init_fusion).to(device)
-    torch.set_num_threads(threads(policy))
+    torch.set_num_threads(num_threads(policy))
     receiver = Receiver(policy, precision, lora)
     see = Blip2Features(blip2).to(device) if blip2 else None
     generator = torch.Generator().manual_seed(seed)
@@ -276,7 +277,7 @@ def policy_server(
     control.send("ready")
     while True:
         requests, screens = [], []
-        found, until = wait([control, *workers]), time.monotonic() + GATHER * took
+        found, until = wait([control, *workers]), time.monotonic() + BATCH_WAIT * took
         while found:
             for ready in found:
                 try:

@@ -290,11 +290,12 @@ class Storm:
         self.run.process.kill()
         self.again("main process killed", struck)
 
-    def fill(self) -> None:
-        """No byte is left on the disk of the run, whatever it has removed meanwhile."""
+    def fill(self) -> bool:
+        """No byte is left on the disk of the run, whatever it has removed. Returns False: to be asked again."""
         with open(self.ballast, "ab") as file, suppress(OSError):  # the run may be quicker
             if free := shutil.disk_usage(self.ballast).free:
                 os.posix_fallocate(file.fileno(), file.tell(), free)
+        return False
 
     def disk_full(self) -> None:
         struck = time.time()
@@ -302,7 +303,7 @@ class Storm:
             resource.prlimit(self.run.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         ended = wait_for(lambda: self.run.process.poll() is not None or self.ballast and self.fill(), 120)
         if self.ballast:
-            self.ballast.unlink()
+            self.ballast.unlink(missing_ok=True)
         if not ended:
             self.run.counts["stood still"] += 1
             self.run.process.kill()

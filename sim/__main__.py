@@ -82,7 +82,7 @@ async def until_told(world, stdin: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, told.set)
     if stdin:
-        if sys.platform == "linux":  # at their end it goes on, even if it was stopped, and reads that stdin has ended
+        if sys.platform == "linux":  # stopped, it wakes at their end, reads that stdin has ended, and removes its files
             ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -87,7 +87,7 @@ def second_device():
         no_mode = lambda mode=True: torch.no_grad() if mode else nullcontext()  # noqa: E731
         patch.setattr(torch, "inference_mode", no_mode)  # wrappers cannot be made in the real one
         patch.setattr(AutoUINetwork, "sample", AutoUINetwork.sample.__wrapped__)
-        patch.setattr(autoui, "place_side_by_side", lambda network: None)  # wrappers have no addresses
+        patch.setattr(autoui, "flatten_parameters", lambda network: None)  # wrappers have no addresses
         patch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_, **__: None)
         for make in (torch.tensor, torch.as_tensor):  # these ask no mode
 

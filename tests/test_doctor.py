@@ -59,7 +59,7 @@ def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words,
         phone.recover(timeout=20)
     row = out[out.index(f"NO  {phone.serial}") :]
     assert code == 1 and all(word in "".join(row.splitlines(keepends=True)[:2]) for word in words)
-    assert "1 of 8 are missing" in out
+    assert "1 of 8 to be mended" in out
 
 
 def test_a_phone_that_boots_is_not_ready(phones, phone, table, monkeypatch):

@@ -41,7 +41,7 @@ def scripted(run, outcomes):
         run.on_trajectory(episode, played.to_bytes())
 
     run.args.run.serial, run.pool = True, SimpleNamespace(
-        pump=pump, error=None, version=1, env_steps=0, restarts=0, phone_restarts=0, last_error=""
+        pump=pump, error=None, version=1, env_steps=0, restarts=0, phone_restarts=0, server_restarts=0, last_error=""
     )
     return asked
 

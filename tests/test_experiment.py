@@ -226,7 +226,7 @@ def test_E17_a_run_to_which_nothing_comes_stops_with_the_last_error(tmp_path):
 
 def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
     run = begin(tmp_path / "run", small())
-    run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0, phone_restarts=0, last_error="")
+    run.pool = SimpleNamespace(alive=2, env_steps=9, restarts=0, phone_restarts=0, server_restarts=0, last_error="")
     row = {"success": False, "return": 0.0, "length": 3, "lag": 1.0, "oldest": 1, "at": 0.0,
            "seconds": 1.0, "policy_seconds": 0.5, "server_batch": 1.0}  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_C16_alarms_are_said_when_they_begin(tmp_path, capsys):
 
 def test_what_befalls_workers_and_phones_is_told_with_its_remedy_once_while_the_run_goes_on(tmp_path, capsys):
     run = begin(tmp_path / "run", small())
-    run.pool = SimpleNamespace(alive=1, env_steps=9, restarts=0, phone_restarts=0, last_error="")
+    run.pool = SimpleNamespace(alive=1, env_steps=9, restarts=0, phone_restarts=0, server_restarts=0, last_error="")
 
     def told(error: str, workers: int, phones: int) -> list[str]:
         run.pool.last_error, run.pool.restarts, run.pool.phone_restarts = error, workers, phones
@@ -342,7 +342,6 @@ def test_D19_a_checkpoint_grows_by_24_bytes_an_update_and_reads_older_paces(tmp_
     assert resumed.pace == run.pace
     state["counters"]["pace"] = state.pop("pace").tolist()
     assert pace_of(state) == run.pace and pace_of({"counters": {}}) == []
-
 
 
 def test_a_checkpoint_is_as_large_as_was_said(tmp_path):

@@ -236,7 +236,7 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
         if pid == family[0] or re.match("worker|policy server|fork server", name) or "\0sim\0" in started:
             os.kill(pid, signal.SIGSTOP)
             stopped += 1
-    assert stopped == 6  # two workers; the simulated phones
+    assert stopped == 6  # main process, fork server, policy server, two workers, the simulated phones
     program.process.kill()
     program.end(PATIENCE)
     assert gone(family, 10)
@@ -252,7 +252,7 @@ from learner import Learner
 update, save = Learner.update, run_distrl.Experiment.save
 def slow_update(self):
     print("UPDATING", flush=True)
-    time.sleep(2)
+    time.sleep(1)
     return update(self)
 def told_save(self):
     print("SAVING", flush=True)

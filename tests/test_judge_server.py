@@ -126,7 +126,7 @@ def test_B7_another_judge_gets_its_verdict_while_the_first_is_silent(wire, tmp_p
         return SUCCESS
 
     def judge(server: JudgeServer) -> VisionJudge:
-        config = JudgeConfig("openai", "some-model", server.url, timeout=4.0, ledger=str(tmp_path / "judge.sqlite"))
+        config = JudgeConfig("openai", "some-model", server.url, timeout=30.0, ledger=str(tmp_path / "judge.sqlite"))
         return VisionJudge(config, ask=client(wire, server.url), sleep=lambda _: None)
 
     failure = "It is not.\nStatus: failure"

@@ -224,13 +224,13 @@ def test_whose_own_keyboard_is_adbkeyboard_keeps_it(phones, phone, typist):
 
 
 def test_phones_that_hang_at_the_end_hold_up_nobody_for_long(phones, monkeypatch):
-    monkeypatch.setattr("phone_source.LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr("phone_source.LEAVE_SECONDS", 1.5)
     try:
         with phone_source(at(phones)):
             for serial in phones.serials:
                 phones.fault(serial, "mute")
             began = time.monotonic()
-        assert time.monotonic() - began < 0.9  # both at the same time
+        assert time.monotonic() - began < 2.9  # both at the same time
     finally:
         for serial in phones.serials:
             phones.fault(serial, "none")

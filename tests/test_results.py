@@ -192,7 +192,8 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
     args = Args()
     args.phones.devices = ("R58M12",)
     run = Experiment(args, tmp_path, [task], [task], policy)
-    run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, env_steps=5, last_error="")
+    run.pool = SimpleNamespace(error=None, alive=1, restarts=3, phone_restarts=2, server_restarts=1, env_steps=5,
+                               last_error="")
     for split, more in (("train", {}), ("warmup", {"unsupported_text": 2}), ("train", {"unsupported_text": 1})):
         played = Trajectory(
             task.instruction, task.family, ["p0", "p1"], np.zeros((2, 1408), np.float16), ["a"], token_ids=[[1]],
@@ -205,7 +206,8 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
         pass
     run.log(1.0, 10.0)
     out = capsys.readouterr().out
-    assert out.count("warning: no ADBKeyBoard on R58M12") == 1 and "3 workers replaced, 2 phones restarted)" in out
+    assert out.count("warning: no ADBKeyBoard on R58M12") == 1
+    assert "1 policy server replaced, 3 workers replaced, 2 phones restarted)" in out
     (row,) = read_metrics(tmp_path / "metrics.csv")
     assert (row["stats/unsupported_text"], row["stats/phone_restarts"], row["stats/worker_restarts"]) == (3, 2, 3)
     run.save()

@@ -108,7 +108,7 @@ def wait_for_trajectories(run: Path, number: int, seconds: float = 60) -> None:
 
 
 def test_G2_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
-    """Issue 2, "Bad input"; case G2: a wrong path to what it is to start from is told before any worker."""
+    """Case G2: bad input is told in one line, before any worker starts."""
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "unknown.txt").write_text("Open the calendar\n\npaint the fence\n")
     (tmp_path / "no_run").mkdir()
@@ -142,7 +142,7 @@ def test_G2_bad_input_gets_one_line_and_starts_nothing(folder, tmp_path):
 
 
 def test_E2_E3_G3_a_run_survives_ctrl_c_a_full_disk_and_a_kill_and_then_ends_well(folder, tmp_path):
-    """Cases E2, E3, G3 and the issue's last point: one run, cut short in three ways, loses and repeats nothing."""
+    """Cases E2, E3, G3: one run, cut short in three ways, loses and repeats nothing."""
     # Ctrl-C to the whole process group while it trains.
     program = Program(*TINY, "--policy", folder / "policy.safetensors", "--runs-dir", tmp_path)
     program.until("Training")
