@@ -111,7 +111,9 @@ class TaskArgs:
     eval_episodes: int = 256
     """episodes of each evaluation before and after training, greedy and sampled each"""
     eval_repeats: Expert[int] = 1
-    """times that each of them is played in each way: how often a verdict changes between them is the noise"""
+    """times that each of them is played after training in each way: how often a verdict changes is the noise"""
+    eval_train: Expert[int] = 0
+    """training tasks of General and of Web Shopping, so many each, that are played greedily after training as well"""
     eval_every: Expert[int] = 1000
     """training trajectories between small evaluations on the way (64 tasks, greedy); 0: none"""
 
@@ -303,7 +305,7 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
     check_range(flags, "keep_screens", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
     check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
-    check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora", 0)
+    check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora eval_train", 0)
     check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
     check_range(flags, "judge_votes eval_repeats", 1)
     check_range(flags, "top_quantile", 0.001, 1)

@@ -22,15 +22,22 @@ from pathlib import Path
 
 from recorded import feed
 from run_folder import UsageError, load_checkpoint, write_args
-from tasks import overlap
+from tasks import Task, overlap, two_sets
+
+LATENCY = 0.2  # of simulated phones in evaluations, at most: less waiting; slow loads shrink with it, faults stay
 
 
-def play(run, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
-    """Play the held-out tasks with the newest weights and wait for all of them; learning rests."""
+def repeats(run, split: str) -> int:
+    """How often each task of this evaluation is played in each way: the noise is asked for after training only."""
+    return run.args.tasks.eval_repeats if split == "final" else 1
+
+
+def play(run, split: str, modes: tuple[bool, ...] = (True, False), tasks: list[Task] | None = None) -> None:
+    """Play the held-out tasks, or these, with the newest weights and wait for all of them; learning rests."""
     run.schedule.rest()
     run.evaluations[split] = []
-    modes *= run.args.tasks.eval_repeats
-    wanted = run.schedule.evaluate(run.eval_tasks, split, modes, run.args.run.seed)
+    tasks = run.eval_tasks if tasks is None else tasks
+    wanted = run.schedule.evaluate(tasks, split, modes * repeats(run, split), run.args.run.seed)
     shown = time.monotonic()
     while len(run.evaluations[split]) < wanted and not run.judge_pauses():
         if not run.receive(timeout=0.2 if not run.args.run.serial else 0.0) and run.args.run.serial:
@@ -39,13 +46,13 @@ def play(run, split: str, modes: tuple[bool, ...] = (True, False)) -> None:
             shown = time.monotonic()
             run.warn()
             print(f"  {split}: {len(run.evaluations[split])}/{wanted} episodes", flush=True)
-    if complete(run, split):
+    if tasks is run.eval_tasks and complete(run, split):
         track(run, split)
 
 
 def complete(run, split: str) -> bool:
     """Is this evaluation over?"""
-    return len(run.evaluations.get(split, ())) == 2 * len(run.eval_tasks) * run.args.tasks.eval_repeats
+    return len(run.evaluations.get(split, ())) == 2 * len(run.eval_tasks) * repeats(run, split)
 
 
 def on_the_way(run) -> dict[str, float]:
@@ -68,11 +75,16 @@ def phases(run, phones) -> None:
     """Evaluate the warm start, learn from what was recorded, train, evaluate again; with --eval, only the last."""
     number, latency = len(run.eval_tasks), run.args.phones.latency
 
-    def quickly(split: str) -> None:
-        # Less latency for less waiting; slow loads shrink with it, dialogs and failed loads stay.
-        phones.set_latency(min(latency, 0.2))
-        play(run, split)
+    def quickly(split: str, *how) -> None:
+        phones.set_latency(min(latency, LATENCY))
+        play(run, split, *how)
         phones.set_latency(latency)
+
+    def last() -> None:
+        quickly("final")
+        tasks = two_sets(run.train_tasks, run.args.tasks.eval_train)
+        if tasks and not run.stopping:
+            quickly("final_train", (True,), tasks)
 
     def kept() -> None:
         if not run.stopping:  # else run_in saves, once, when the phases are over
@@ -80,7 +92,7 @@ def phases(run, phones) -> None:
 
     if run.args.run.eval:
         print(f"Evaluating {run.args.run.eval} on {number} tasks, greedy and sampled ...", flush=True)
-        return quickly("final")
+        return last()
     if not complete(run, "warmup"):
         print(f"Evaluating the warm start on {number} held-out tasks, greedy and sampled ...", flush=True)
         quickly("warmup")
@@ -95,19 +107,23 @@ def phases(run, phones) -> None:
     if not run.stopping:
         run.publish()
         print("Evaluating the trained policy ...", flush=True)
-        quickly("final")
+        last()
 
 
 def results(run) -> dict:
     """What results.json holds."""
     from journal import Journal
-    from results import breakdown, evaluation_card, summarise, task_hash, versions
+    from card import evaluation_card, task_hash, versions
+    from results import breakdown, summarise
 
     args, tasks = run.args, run.args.tasks
     evaluated = run.evaluations.get("warmup", []), run.evaluations.get("final", [])
     sets = run.train_tasks, run.eval_tasks
-    with Journal(run.journal_path, readonly=True) as journal:
-        played = [(row.family, False, row.success, -1) for row in journal.rows("train") if row.success is not None]
+    played = run.evaluations.get("final_train", [])
+    if not played:
+        with Journal(run.journal_path, readonly=True) as journal:
+            rows = [row for row in journal.rows("train") if row.success is not None]
+        played = [(row.family, False, row.success, -1) for row in rows]
     found = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
         "trajectories": run.trajectories, "updates": run.learner.updates,
         "wall_seconds": round(run.wall_seconds, 1), "train_seconds": round(run.train_seconds, 1),
@@ -121,7 +137,7 @@ def results(run) -> dict:
         "seed": args.run.seed, "phones": run.phones, "algo": args.algorithm.algo, "stale": run.stale,
         "worker_restarts": run.pool.restarts, "phone_restarts": run.pool.phone_restarts,
         "unsupported_text": run.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
-        "card": evaluation_card(args, run.judge, *sets, evaluated[1], run.policy),
+        "card": evaluation_card(args, run.judge, *sets, evaluated[1], run.policy, run.start),
     }  # fmt: skip
     if run.recording:
         found["recorded"] = run.recording.summary()

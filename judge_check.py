@@ -17,7 +17,8 @@ from run_folder import RunStopped, UsageError
 def most_judge_calls(args: Args) -> tuple[int, int]:
     """(calls, trajectories) of a whole run at most: no screen seen twice, every action changes it, no retries."""
     tasks = args.tasks
-    evaluations = 4 * tasks.eval_episodes * tasks.eval_repeats  # before and after, greedy and sampled
+    evaluations = 2 * tasks.eval_episodes * (1 + tasks.eval_repeats)  # before and after, greedy and sampled
+    evaluations += 2 * tasks.eval_train  # of each set
     if tasks.eval_every:
         evaluations += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
     number = tasks.total_trajectories + evaluations

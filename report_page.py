@@ -53,6 +53,7 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "stats/stale_dropped": ("trajectories older than --max-staleness: kept, not trained on", "0"),
     "stats/invalid_actions": ("share of the policy's texts that are no action", "near 0"),
     "stats/replay_size": ("trajectories in the replay", "grows to a plateau"),
+    "stats/priority_ess": ("effective share of the replay under DPER's priorities; 1: drawn uniformly", "not near 0"),
     "eval/success_rate": ("held-out tasks, greedy actions", "rises; +- 12 points is noise"),
     "eval/n": ("episodes of that evaluation with a verdict", ""),
     "step": ("updates of the policy", ""),

@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
-import importlib.metadata
 import itertools
 import json
 import math
 import os
-import platform
 import secrets
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +25,7 @@ from run_data import wilson_interval
 from tasks import Task, novelty
 
 Row = tuple[str, bool, bool | None, int]
-RECENT = 128  # training episodes, the last ones of a set, for the paper's column "train"
+RECENT = 128  # training episodes, the last ones of a set: what "train" is where no training tasks were evaluated
 
 METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute charts/SPS
     losses/policy_loss losses/value_loss losses/trajectory_value_loss losses/entropy losses/invalid_penalty
@@ -37,7 +33,7 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
     stats/ess stats/trust_dropped stats/cloned stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
     stats/worker_restarts stats/phone_restarts stats/judge_unknown stats/judge_calls stats/judge_usd
     stats/trivial_success stats/unsupported_text stats/stale_dropped stats/invalid_actions stats/replay_size
-    eval/success_rate eval/n""".split()
+    stats/priority_ess eval/success_rate eval/n""".split()
 
 
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float | None]:
@@ -63,6 +59,13 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
         "stats/server_batch": mean["server_batch"],
         "stats/phone_idle": sum(row["policy_seconds"] for row in rows) / max(sum(row["seconds"] for row in rows), 1e-9),
     }
+
+
+def priority_ess(masses: Sequence[float]) -> float | None:
+    """Effective share of the replay under DPER, (sum m)^2 / (N sum m^2): 1 when all are as likely to be drawn, 1 / N when
+    one alone is. None for an empty one."""
+    squares = sum(mass * mass for mass in masses)
+    return sum(masses) ** 2 / (len(masses) * squares) if squares else None
 
 
 RATIO_BOUND = 0.99 * math.exp(20.0)  # nearly what aride.py clamps ratios to
@@ -161,7 +164,8 @@ def summarise(warmup: Sequence[Row], final: Sequence[Row]) -> dict:
 def breakdown(
     warmup: Sequence[Row], final: Sequence[Row], training: Sequence[Row], train: Sequence[Task], test: Sequence[Task]
 ) -> dict:
-    """Greedy success by the sets of the paper's table, with the last training episodes, and by what a task has new."""
+    """Greedy success by the sets of the paper's table, and by what a task has new. `training`: greedy rows of training
+    tasks, or training itself (sampled), of which the last 128 of a set count."""
     phases = {"warmup": warmup, "final": final}
     greedy = {phase: [row for row in rows if row[1]] for phase, rows in phases.items()}
     sets, new = {}, {}
@@ -170,7 +174,9 @@ def breakdown(
             phase: [row for row in rows if row[0].startswith("web_") == web]
             for phase, rows in (greedy | {"train": training}).items()
         }
-        sets[name] = {phase: rate(rows[-RECENT:] if phase == "train" else rows) for phase, rows in found.items()}
+        if not any(row[1] for row in training):  # the last quarter of a long run, all of a short one: not comparable
+            found["train"] = found["train"][-RECENT:]
+        sets[name] = {phase: rate(rows) for phase, rows in found.items()}
     kinds = novelty(train, test)
     for kind in ("seen", "instance", "template", "app"):
         chosen = {number for number, known in enumerate(kinds) if known == kind}
@@ -187,52 +193,6 @@ def flips(rows: Sequence[Row]) -> dict:
             verdicts[number, greedy].append(success)
     pairs = [a != b for group in verdicts.values() for a, b in itertools.combinations(group, 2)]
     return {"share": sum(pairs) / len(pairs) if pairs else None, "pairs": len(pairs)}
-
-
-def evaluation_card(args, judge, train: Sequence[Task], test: Sequence[Task], final: Sequence[Row], policy) -> dict:
-    """How the numbers came about: what another evaluation must share with this one to be compared with it."""
-    import evaluator
-    import task_rules
-    from android_env import make_prompt
-
-    if judge.kind == "rules":
-        question = Path(task_rules.__file__).read_text(encoding="utf-8")
-    else:
-        question = f"{evaluator.PROMPT}{evaluator.VALIDITY_PROMPT}{evaluator.RUBRICS}{judge.screens}"
-    return {
-        "seeds": [args.run.seed], "repeats": args.tasks.eval_repeats, "flips": flips(final), "interval": "Wilson, 95 %",
-        "step_budget": [args.tasks.horizon] if args.tasks.horizon else sorted({task.horizon for task in test}),
-        "decoding": {"greedy": "likeliest tokens", "sampled": "temperature 1", "max_tokens": policy.codec.max_action},
-        "judge": judge.name, "judge_votes": judge.votes,
-        # The rules are what others are measured against: python evaluator.py --calibrate.
-        "judge_error": 0.0 if judge.kind == "rules" else None,
-        "train_sha256": task_hash(train), "eval_sha256": task_hash(test),
-        "policy_prompt_sha256": _sha256(make_prompt("{goal}", "{action}")), "judge_prompt_sha256": _sha256(question),
-        "code_sha256": code_hash(), "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-    }  # fmt: skip
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def code_hash() -> str:
-    """Names this code: sha256 of all its Python files, the simulated phones' included."""
-    root, mark = Path(__file__).resolve().parent, hashlib.sha256()
-    for path in sorted([*root.glob("*.py"), *root.glob("sim/*.py")]):
-        mark.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return mark.hexdigest()
-
-
-def task_hash(tasks: Sequence[Task]) -> str:
-    """Names a task set: sha256 of its instructions in order."""
-    return _sha256("\n".join(task.instruction for task in tasks))
-
-
-def versions() -> dict[str, str]:
-    """Versions of what computed the result."""
-    packages = ("torch", "transformers", "numpy", "adbutils")
-    return {"python": sys.version.split()[0], **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def table(results: dict, folder: Path) -> str:

@@ -38,7 +38,7 @@ from args import Args, judge_config, parse, prepare, resumed
 from journal import JournalError
 from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
-from loaders import load_policy, load_screen_features, load_text_encoder
+from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 from recorded import Recording, alone, learn_alone, pace_of, read
 from run_folder import FULL, RunStopped, UsageError, check_room, held, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
@@ -54,6 +54,7 @@ class Experiment:
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
 
+        from card import at_start
         from devices import num_threads
         from journal import Journal
         from learner import Learner
@@ -62,6 +63,7 @@ class Experiment:
 
         self.args, self.folder = args, folder
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
+        self.start = at_start(args.policy.policy or WARM_START)
         torch.set_num_threads(num_threads(policy))
         torch.set_flush_denormal(True)
         encoder = load_text_encoder(args)
@@ -269,7 +271,7 @@ class Experiment:
 
     def log(self, sps: float, seconds: float) -> None:
         """One progress line, and what is behind it."""
-        from results import alarms, recent_metrics
+        from results import alarms, priority_ess, recent_metrics
 
         self.warn()
         if not self.recent:
@@ -279,9 +281,9 @@ class Experiment:
             "charts/SPS": sps, "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
             "stats/worker_restarts": self.pool.restarts, "stats/phone_restarts": self.pool.phone_restarts,
             "stats/judge_unknown": self.unknown, "stats/trivial_success": self.trivial,
-            "stats/unsupported_text": self.unsupported,
-            "stats/stale_dropped": self.stale, "stats/nan_skips": self.learner.skipped,
-            "stats/replay_size": len(self.learner.replay),
+            "stats/unsupported_text": self.unsupported, "stats/stale_dropped": self.stale,
+            "stats/nan_skips": self.learner.skipped, "stats/replay_size": len(self.learner.replay),
+            "stats/priority_ess": priority_ess(self.learner.replay.state_dict()["masses"]),
         }  # fmt: skip
         faults = ((self.pool.server_restarts, "policy server", "replaced"), (self.pool.restarts, "worker", "replaced"),
                   (self.pool.phone_restarts, "phone", "restarted"))  # fmt: skip

@@ -87,13 +87,16 @@ class Schedule:
         return self._out > 0
 
     def evaluate(self, tasks: list[Task], split: str, modes: tuple[bool, ...], seed: int) -> int:
-        """Queue an evaluation: every task in order, once a mode (greedy or not). Returns the number of episodes."""
+        """Queue an evaluation: every task in order, once a mode (greedy or not). Returns the number of episodes.
+
+        A mode that comes again has other seeds, hence other layouts, dialogs, failures: verdicts differ by chance.
+        """
         episodes = [
             Episode(
-                task, seed=seed * 100_003 + number, split=split, greedy=greedy, number=number,
-                screens=self._keeps_screens(split, number),
+                task, seed=seed * 100_003 + modes[:place].count(greedy) * len(tasks) + number, split=split,
+                greedy=greedy, number=number, screens=self._keeps_screens(split, number),
             )  # fmt: skip
-            for greedy in modes
+            for place, greedy in enumerate(modes)
             for number, task in enumerate(tasks)
         ]
         with self._lock:

@@ -38,7 +38,7 @@ import task_words as words
 from task_rules import is_done
 
 __all__ = ["FAMILIES", "Task", "UnknownInstruction", "app_of", "generate_tasks", "is_done", "load_tasks", "novelty",
-           "overlap", "parse_task"]
+           "overlap", "parse_task", "two_sets"]
 
 # Family, template; the first that matches wins. {name:list} draws its values from task_words.LISTS[list].
 RULES: tuple[tuple[str, str], ...] = (
@@ -283,6 +283,13 @@ def novelty(train: Sequence[Task], test: Sequence[Task]) -> list[str]:
     templates, apps = {task.template for task in train}, {app_of(task) for task in train}
     return ["app" if app_of(task) not in apps else "template" if task.template not in templates
             else "instance" if task.instruction.lower() not in instructions else "seen" for task in test]
+
+
+def two_sets(tasks: Sequence[Task], each: int) -> list[Task]:
+    """General and Web Shopping in turns: the first `each` different tasks of each, as many as there are."""
+    halves = [[task for task in dict.fromkeys(tasks) if task.family.startswith("web_") == web][:each]
+              for web in (False, True)]
+    return [task for pair in itertools.zip_longest(*halves) for task in pair if task]
 
 
 def _mark(text: str) -> int:
