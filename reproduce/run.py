@@ -124,7 +124,7 @@ HELD_APPS = ("YouTube", "Clock", "Gmail")  # no task of these is trained on for 
 
 
 def write_held_out(folder: Path, each: int = 96) -> None:
-    """eval.txt, and tune.txt of the tuning split: General and Web Shopping in turns, so that all of it weighs both alike."""
+    """eval.txt, and tune.txt of the tuning split: General and Web Shopping in turns: all of it weighs both alike."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, split in (("eval", "test"), ("tune", "tune")):
         write(folder / f"{name}.txt", two_sets(generate_tasks(split, 4000), each))

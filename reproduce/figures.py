@@ -1,0 +1,58 @@
+"""The comparisons' figures: curves with a band over seeds, success with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from finished import Done
+from measure import held_out, over, wilson
+from run import METHODS
+
+COLOURS = ("#2563eb", "#ea580c", "#15803d", "#9333ea", "#0891b2", "#be123c")
+Curve = Callable[[Done], tuple[list[float], list[float]]]
+
+
+def figure(panels: int):
+    """(figure, its axes)"""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(6.2 * panels, 4.2), dpi=110, layout="constrained")
+    axes = made.subplots(1, panels, squeeze=False)[0]
+    for one in axes:
+        one.grid(alpha=0.25)
+        one.spines[["top", "right"]].set_visible(False)
+    return made, axes
+
+
+def draw_curves(axes, runs: dict[str, list[Done]], curve: Curve) -> None:
+    """Mean over seeds where all of them have values; the band is one standard deviation."""
+    import numpy as np
+
+    for colour, (method, done) in zip(COLOURS * 3, runs.items(), strict=False):
+        curves = [found for found in map(curve, done) if len(found[0]) > 1]
+        if not curves:
+            continue
+        start, end = max(found[0][0] for found in curves), min(found[0][-1] for found in curves)
+        grid = np.linspace(start, end, 200)
+        values = np.array([np.interp(grid, *found) for found in curves])
+        mean, deviation = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else 0 * grid
+        axes.plot(grid, mean, color=colour, label=f"{METHODS[method][0]} (n {len(curves)})")
+        axes.fill_between(grid, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlim(left=0)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]]) -> None:
+    """Held-out success of each group: its mean with the 95 % interval of `rate`, and every run as a dot."""
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    for place, runs in enumerate(groups):
+        values, found = [held_out(run) for run in runs], over(runs, "greedy", "final")
+        if found.n:
+            half = found.half or 0
+            low, high = wilson(runs, "greedy", "final") if found.n == 1 else (found.mean - half, found.mean + half)
+            reach = [[found.mean - low], [high - found.mean]]
+            axes.errorbar(place, found.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
+            axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4)
+    axes.set_xticks(range(len(labels)), labels, fontsize=8, rotation=20 if max(map(len, labels)) > 8 else 0)
+    axes.set_ylabel("held-out success, %")

@@ -1,0 +1,103 @@
+"""Success over runs: mean, deviation, interval; differences seed by seed; what of them is noise.
+
+An interval is Student's over seeds, all on one list of tasks, and never narrower than what flipping verdicts do:
+
+    1.96 sqrt(f / (tasks x seeds)),    f: the share of verdicts that differ between two plays of a task (card.flips)
+
+which is the 95 % reach of a difference of two methods by chance alone: a verdict's variance is f / 2. Of one run it is
+Wilson's over its episodes. Fewer than three seeds are no ground for a claim.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from finished import Done, at
+
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
+
+
+@dataclass
+class Number:
+    """Mean, standard deviation and 95 % interval of one value a run; half: half the interval, None for one run."""
+
+    mean: float
+    deviation: float
+    half: float | None
+    n: int
+
+    def __str__(self) -> str:
+        if self.n == 0:
+            return "-"
+        if self.half is None:
+            return f"{self.mean:.1f}"
+        return f"{self.mean:.1f} ± {self.deviation:.1f} [{self.mean - self.half:.1f}, {self.mean + self.half:.1f}]"
+
+
+def number(values: Sequence[float], least: float = 0.0) -> Number:
+    """Over runs; NaN ones are left out. The interval is Student's, beyond 11 runs a little too wide; half of it is not
+    less than `least`."""
+    known = [value for value in values if math.isfinite(value)]
+    n = len(known)
+    if not n:
+        return Number(math.nan, math.nan, None, 0)
+    if n == 1:
+        return Number(known[0], math.nan, None, 1)
+    deviation = statistics.stdev(known)
+    half = T95[min(n - 1, len(T95)) - 1] * deviation / math.sqrt(n)
+    return Number(statistics.mean(known), deviation, max(half, least), n)
+
+
+def chance(runs: Sequence[Done], *path: str) -> float:
+    """Points that flipping verdicts reach at this place of the results; 0 where nothing was repeated."""
+    shares = [share for run in runs if (share := at(run.results, ["card", "flips"]).get("share")) is not None]
+    counts = [at(run.results, path).get("n") or 0 for run in runs]
+    if path[-1] == "final":  # each task is played so often
+        counts = [n / (at(run.results, ["card"]).get("repeats") or 1) for n, run in zip(counts, runs, strict=True)]
+    seeds = len({run.seed for run in runs})
+    if not shares or not sum(counts):
+        return 0.0
+    return 196 * math.sqrt(statistics.mean(shares) / (statistics.mean(counts) * seeds))
+
+
+def over(runs: Sequence[Done], *path: str) -> Number:
+    """The success rate at this place of the results, over runs, in %."""
+    return number([run.percent(*path) for run in runs], chance(runs, *path))
+
+
+def rate(runs: Sequence[Done], *path: str) -> str:
+    """The same as text; for one run with Wilson's interval over its episodes."""
+    found = over(runs, *path)
+    return "{:.1f} [{:.1f}, {:.1f}]".format(found.mean, *wilson(runs, *path)) if found.n == 1 else str(found)
+
+
+def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
+    """The interval, in %, of the first run that has this rate."""
+    low, high = next(at(run.results, path)["ci95"] for run in runs if math.isfinite(run.percent(*path)))
+    return 100 * low, 100 * high
+
+
+def held_out(run: Done) -> float:
+    """Greedy success on all held-out tasks after training, %."""
+    return run.percent("greedy", "final")
+
+
+def difference(runs: Sequence[Done], others: Sequence[Done], value: Callable[[Done], float] = held_out) -> str:
+    """`value`, in %, of `runs` minus that of `others`, seed by seed; "within noise" where the interval holds 0."""
+    theirs = {run.seed: value(run) for run in others}
+    both = [run for run in runs if run.seed in theirs]
+    found = number([value(run) - theirs[run.seed] for run in both], chance([*both, *others], "greedy", "final"))
+    if not found.n:
+        return "-"
+    if found.n < 3:
+        return f"{found.mean:+.1f}, {'2 seeds' if found.n == 2 else 'one seed'}: no claim"
+    return f"{found.mean:+.1f} ± {found.half:.1f}{', within noise' if found.half >= abs(found.mean) else ''}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence]) -> str:
+    """As Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
