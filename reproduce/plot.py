@@ -247,13 +247,14 @@ def all_of(every: Sequence[Done], *path: str) -> str:
 
 def warnings(every: Sequence[Done]) -> list[str]:
     """What the runs of one table must have in common, and have not."""
-    alike = {"code": "code_sha256", "held-out tasks": "eval_sha256", "policy prompts": "policy_prompt_sha256",
-             "judge prompts": "judge_prompt_sha256", "starting policies": "policy_sha256"}  # fmt: skip
-    said = [f"{name} differ: {found}" for name, key in alike.items() if ", " in (found := all_of(every, "card", key))]
+    alike = {"code": "code_sha256", "list of held-out tasks": "eval_sha256", "policy prompt": "policy_prompt_sha256",
+             "judge prompt": "judge_prompt_sha256", "starting policy": "policy_sha256"}  # fmt: skip
+    found = {name: all_of(every, "card", key) for name, key in alike.items()}
+    said = [f"more than one {name}: {hashes}" for name, hashes in found.items() if ", " in hashes]
     seconds = [run.results["train_seconds"] for run in every]
     if max(seconds) > 1.05 * min(seconds):
         said.append(f"training took {min(seconds):.0f} to {max(seconds):.0f} s")
-    return [f"**WARNING: not comparable: {what}**" for what in said]
+    return [f"**WARNING, not comparable: {what}**" for what in said]
 
 
 def provenance(runs: Runs, budget: str) -> str:
@@ -275,7 +276,7 @@ def provenance(runs: Runs, budget: str) -> str:
     page = "".join(f"\n{line}\n" for line in warnings(every)) + (
         f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; {told}; {all_of(every, 'date')}; {noise}{busy}.\n"
         "\n± is the standard deviation over seeds, [ ] the 95 % interval over seeds on one list of tasks, not narrower "
-        f"than what flipping verdicts reach: another list may move all numbers. Fewer than 3 seeds: no claim.\n"
+        "than what flipping verdicts reach: another list may move all numbers. Fewer than 3 seeds: no claim.\n"
     )
     if commands:
         shell = "\n".join(commands)

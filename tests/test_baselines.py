@@ -367,6 +367,23 @@ def test_without_retrace_the_advantage_is_the_papers_one_step_formula():
     assert soft and labels[0].tolist() == pytest.approx([0.81, 0.9, 1.0])  # V still learns what happened
 
 
+def test_with_vtrace_in_the_place_of_retrace_every_td_error_is_weighed():
+    """By hand, every rho e^-0.7: V-trace weighs a step by its own ratio, Retrace only the later ones."""
+    r, values = math.exp(-0.7), torch.tensor([0.1, 0.2, 0.3, 0.9])
+    found = {}
+    for target in ("retrace", "vtrace"):
+        learner = learner_of(target=target, gamma=0.9)
+        batch = learner._batch([play(learner.policy, True, actions=[TAPS[0]] * 3, seed=1)], np.array([1]))
+        found[target] = [x[0].tolist() for x in learner._targets(batch, torch.full((1, 3), -0.7), values)]
+    td, g = (0.9 * 0.2 - 0.1, 0.9 * 0.3 - 0.2, 1 - 0.3), 0.9
+    retrace = [0.1 + td[0] + g * r * td[1] + g * r * g * r * td[2], 0.2 + td[1] + g * r * td[2], 0.3 + td[2]]
+    vtrace = [0.1 + r * td[0] + g * r * r * td[1] + g * g * r**3 * td[2], 0.2 + r * td[1] + g * r * r * td[2],
+              0.3 + r * td[2]]  # fmt: skip
+    for target, wanted in (("retrace", retrace), ("vtrace", vtrace)):
+        assert found[target][0] == pytest.approx(wanted)
+        assert found[target][1] == pytest.approx([g * wanted[1] - 0.1, g * wanted[2] - 0.2, 1 - 0.3])
+
+
 def test_the_filter_keeps_the_priorities():
     learner = learner_of(top_quantile=0.5)
     learner.replay.update_priorities(range(1, 9), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])

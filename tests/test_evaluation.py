@@ -21,7 +21,7 @@ from results import start_tracking
 from run_distrl import go_on
 from run_folder import UsageError, make_folder
 from schedule import Schedule
-from tasks import generate_tasks
+from tasks import generate_tasks, two_sets
 from worker import Episode, rollout, small_jpeg
 
 
@@ -129,6 +129,40 @@ def test_tasks_are_played_in_their_order_in_both_ways_and_every_screen_is_kept(b
     assert {"results.json", "report.html", "curves.png", "config.json"} <= names
     page = (run.folder / "report.html").read_text()
     assert "Screens of 10 of 10 trajectories are in this page (10 as" in page and "no metrics.csv" not in page
+
+
+def test_repeats_are_played_after_training_with_other_seeds_and_their_flips_are_counted(tmp_path):
+    run = begin(tmp_path / "run", small())
+    run.eval_tasks, run.args.tasks.eval_repeats = TASKS[:3], 2
+    scripted(run, [True] * 6)
+    evaluation.play(run, "warmup")
+    assert evaluation.complete(run, "warmup") and len(run.evaluations["warmup"]) == 6  # once, greedy and sampled
+    verdicts = [True, True, False], [True, True, True], [True, False, False], [True, True, None]  # greedy, sampled, again
+    asked = scripted(run, [success for mode in verdicts for success in mode])
+    evaluation.play(run, "final")
+    assert evaluation.complete(run, "final") and [e.greedy for e in asked] == [*[True] * 3, *[False] * 3] * 2
+    assert [e.task for e in asked] == TASKS[:3] * 4 and asked[0].seed == asked[3].seed
+    assert len({e.seed for e in asked}) == 6 and not {e.seed for e in asked[:6]} & {e.seed for e in asked[6:]}
+    found = evaluation.results(run)
+    assert found["card"]["flips"] == {"share": 1 / 5, "pairs": 5}  # of six pairs one has no verdict
+    assert found["n"] == 6 and found["card"]["repeats"] == 2
+
+
+def test_training_tasks_are_played_greedily_at_the_end_and_are_the_column_train(base, tmp_path):
+    run = begin(tmp_path / "run", small())
+    run.args.run.eval, run.eval_tasks, run.args.tasks.eval_train = base, generate_tasks("test", 2), 2
+    asked = scripted(run, [True] * 4 + [False, True, True, True])
+    evaluation.phases(run, SimpleNamespace(set_latency=lambda latency: None))
+    played = [e for e in asked if e.split == "final_train"]
+    assert [e.task for e in played] == two_sets(run.train_tasks, 2) and all(e.greedy for e in played)
+    assert [e.task.family.startswith("web_") for e in played] == [False, True] * 2 and asked[-4:] == played
+    found = run.finish()
+    assert {name: (x["train"]["success_rate"], x["train"]["n"]) for name, x in found["sets"].items()} == {
+        "General": (0.5, 2), "Web Shopping": (1.0, 2)}  # fmt: skip
+    assert found["success_rate"] == 1.0 and found["n"] == 2 and found["trajectories"] == 0  # in no other number
+    assert found["card"]["train_success"].startswith("greedy, after training, the first 2 training tasks")
+    page = (run.folder / "report.html").read_text()
+    assert "tasks of “final” failed" not in page  # the worst tasks are the held-out ones
 
 
 # ---------------------------------------------------------------------- what is kept to be looked at

@@ -72,6 +72,9 @@ def test_G12_the_start_line_says_how_many_calls_to_expect(tmp_path):
     assert most_judge_calls(args) == ((100 + 32 + 16) * 5 * 3, 148)
     args.judge.validity_judge = True
     assert most_judge_calls(args)[0] == 148 * (5 + 4) * 3
+    args.tasks.eval_repeats, args.tasks.eval_train = 3, 5  # repeats after training only; 5 training tasks of each set
+    assert most_judge_calls(args)[1] == 100 + 2 * 8 * (1 + 3) + 2 * 5 + 16
+    args.tasks.eval_repeats, args.tasks.eval_train = 1, 0
     with JudgeServer(["Status: success"]) as server:
         args.judge.judge_url = server.url
         line = start_judge(args, tmp_path)

@@ -1,5 +1,8 @@
 """Evaluations as numbers: unknown verdicts are not failures, greedy and sampled stay apart."""
 
+import hashlib
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +12,15 @@ import numpy as np
 import pytest
 
 import args as flags
+import card as cards
+from card import code_hash, evaluation_card
 from evaluator import JudgeConfig
 from results import (
     METRICS,
     append_metrics,
     breakdown,
-    code_hash,
-    evaluation_card,
     flips,
+    priority_ess,
     rate,
     recent_metrics,
     start_tracking,
@@ -70,6 +74,10 @@ def test_success_by_set_and_by_what_is_new():
     assert (general["warmup"]["success_rate"], general["final"]["success_rate"]) == (0.0, 0.75)
     assert web["final"]["success_rate"] == 1.0
     assert (general["train"]["success_rate"], general["train"]["n"]) == (0.5, 128) and web["train"]["n"] == 1
+    played = [("alarm", True, i % 3 > 0, i) for i in range(150)] + [("web_open", True, False, 150)]  # greedily
+    sets = breakdown(warmup, final, played, train, test)["sets"]
+    assert (sets["General"]["train"]["success_rate"], sets["General"]["train"]["n"]) == (2 / 3, 150)  # all of them
+    assert sets["Web Shopping"]["train"]["success_rate"] == 0.0 and sets["General"]["final"] == general["final"]
     assert {kind: (x["final"]["success_rate"], x["final"]["n"]) for kind, x in found["new"].items()} == {
         "seen": (1.0, 1), "instance": (1.0, 2), "template": (1.0, 1), "app": (0.0, 1)}  # fmt: skip
     assert found["new"]["instance"]["warmup"]["n"] == 1
@@ -82,24 +90,81 @@ def test_flips_are_counted_over_pairs_of_repeats():
     assert flips([*FINAL, *FINAL, *again]) == {"share": 4 / 7, "pairs": 7}  # 0, 1: 3 pairs each, 2 differ; sampled 0: 1
 
 
-def test_G5_G6_the_card_says_how_the_numbers_came_about():
+def test_G5_G6_the_card_says_how_the_numbers_came_about(tmp_path, monkeypatch):
     args, held_out = flags.Args(), tasks("Set an alarm for 5pm", "Go to reddit.com")
     policy = SimpleNamespace(codec=SimpleNamespace(max_action=64))
+    (tmp_path / "policy.safetensors").write_bytes(b"weights")
+    start = cards.at_start(tmp_path / "policy.safetensors")
+    monkeypatch.setattr(cards, "load", lambda: [9.0, 9.0, 9.0])  # the machine at the end
 
-    def card(judge=None, train=("Open the Camera app",), **changes):
+    def card(judge=None, train=("Open the Camera app",), start=start, **changes):
         for name, value in changes.items():
             setattr(args.tasks, name, value)
-        return evaluation_card(args, judge or JudgeConfig(), tasks(*train), held_out, FINAL, policy)
+        return evaluation_card(args, judge or JudgeConfig(), tasks(*train), held_out, FINAL, policy, start)
 
     found = card()
     assert found["seeds"] == [1] and found["repeats"] == 1 and found["step_budget"] == [15, 20]
-    assert found["judge"] == "rules" and found["judge_error"] == 0.0 and found["decoding"]["max_tokens"] == 64
+    assert found["judge"] == "rules" and found["judge_error"] == "0 by definition"
+    assert found["decoding"]["max_tokens"] == 64 and found["train_success"].startswith("sampled, the last 128 training")
     hashes = [name for name in found if name.endswith("sha256")]
-    assert len({found[name] for name in hashes}) == len(hashes) == 5
+    assert len({found[name] for name in hashes}) == len(hashes) == 6
     assert all(len(found[name]) == 64 for name in hashes) and found["code_sha256"] == code_hash()
-    other = card(JudgeConfig("gemini", "gemini-2.5-flash"), train=("Open the Clock app",), horizon=7)
-    assert {name for name in found if found[name] != other[name]} == {
-        "judge", "judge_error", "judge_prompt_sha256", "train_sha256", "step_budget"}  # fmt: skip
+    assert found["policy_sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert found["phones"] == {"kind": "simulated", "workers": 32, "dialogs": 0.8, "failed_loads": 0.3,
+                               "slow_loads": 0.1, "latency_training": 0.7, "latency_evaluation": 0.2}  # fmt: skip
+    assert found["budget"] == {"train_minutes": 10.0, "total_trajectories": 4000} and found["sync"] is False
+    assert found["algorithm"]["algo"] == "aride" and found["algorithm"]["replay_capacity"] == 2000
+    assert found["algorithm"]["max_staleness"] == 50 and found["algorithm"]["publish_every"] == 4
+    assert found["versions"]["torch"] and f"{os.cpu_count()} CPUs" in found["machine"] and "GB" in found["machine"]
+    assert found["load"] == {"start": start["load"], "end": [9.0, 9.0, 9.0]} and len(start["load"]) == 3
+    model = JudgeConfig("openai", "m", "http://127.0.0.1:1")
+    other = card(model, train=("Open the Clock app",), horizon=7, eval_train=3)
+    assert {name for name in found if found[name] != other.get(name)} == {
+        "judge", "judge_error", "judge_prompt_sha256", "train_sha256", "step_budget", "train_success"}  # fmt: skip
+    assert other["judge_error"] is None and "the first 3 training tasks of each set" in other["train_success"]
+    assert other["judge_error_command"] == "python evaluator.py --calibrate FOLDER --judge openai:m@http://127.0.0.1:1"
+    later = card(start=start | {"code_sha256": "of then"})  # the files on the disk may have changed since
+    assert later["code_sha256"] == "of then" != code_hash()
+    args.phones.devices = ("R58M12ABC",)
+    assert card()["phones"] == {"kind": "adb", "workers": 32, "reset": "home"}
+
+
+def test_a_policys_hash_is_of_its_file_or_of_all_in_its_folder(tmp_path):
+    for name, data in (("a.bin", b"1"), ("config.json", b"2")):
+        (tmp_path / name).write_bytes(data)
+    both = cards.files_hash(tmp_path)
+    assert cards.files_hash(tmp_path / "a.bin") == hashlib.sha256(b"1").hexdigest()
+    (tmp_path / "config.json").write_bytes(b"3")
+    assert cards.files_hash(tmp_path) != both and cards.files_hash(tmp_path / "none") is None
+
+
+def test_the_commit_is_told_with_whether_files_differ_from_it(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True)
+
+    def commit() -> str | None:
+        cards.git_commit.cache_clear()
+        return cards.git_commit()
+
+    monkeypatch.setattr(cards, "ROOT", tmp_path)
+    try:
+        assert commit() is None  # a copy without git's folder
+        git("init", "-q")
+        (tmp_path / "a.py").write_text("1\n")
+        git("add", "a.py")
+        git("commit", "-qm", "one")
+        assert len(clean := commit()) == 40
+        (tmp_path / "a.py").write_text("2\n")
+        assert commit() == f"{clean} + changes"
+        monkeypatch.setenv("PATH", "")
+        assert commit() is None
+    finally:
+        cards.git_commit.cache_clear()
+
+
+def test_the_effective_share_of_the_replay():
+    assert priority_ess([2.0] * 5) == pytest.approx(1.0) and priority_ess([3.0, 0.0, 0.0, 0.0]) == 0.25
+    assert priority_ess([1.0, 2.0, 3.0]) == pytest.approx(36 / (3 * 14)) and priority_ess([]) is None
 
 
 def rows(times: list[float]) -> list[dict]:

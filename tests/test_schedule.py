@@ -32,6 +32,20 @@ def test_evaluations_go_first_and_in_order_greedy_and_sampled():
     assert len({e.seed for e in episodes[:5]}) == 5
 
 
+def test_a_mode_that_comes_again_has_the_same_tasks_and_other_seeds_whatever_is_trained():
+    def episodes(schedule, seed: int) -> list:
+        number = schedule.evaluate(tasks, "final", (True, False) * 3, seed)
+        return [schedule.next() for _ in range(number)]
+
+    tasks = generate_tasks("test", 5, seed=0)
+    found = episodes(make(), 3)
+    assert [e.task for e in found] == tasks * 6 and [e.number for e in found] == [0, 1, 2, 3, 4] * 6
+    for greedy in (True, False):
+        assert len({e.seed for e in found if e.greedy == greedy}) == 15
+    assert [e.seed for e in found[:5]] == [e.seed for e in found[5:10]]  # greedy and sampled: the same phones
+    assert episodes(make(seed=9), 3) == found and not {e.seed for e in episodes(make(), 4)} & {e.seed for e in found}
+
+
 def test_a_lost_evaluation_episode_is_played_again_a_training_one_is_not():
     schedule = make()
     schedule.training = True

@@ -18,6 +18,7 @@ from tasks import (
     novelty,
     overlap,
     parse_task,
+    two_sets,
 )
 
 LISTS = Path(__file__).parent / "fixtures" / "aitw"
@@ -216,6 +217,16 @@ def test_novelty_names_the_largest_thing_that_is_new():
     assert novelty(train, train) == ["seen"] * 4
     generated = novelty(generate_tasks("train", 8000, 1), generate_tasks("test", 256))
     assert "seen" not in generated and generated.count("instance") > 240
+
+
+def test_two_sets_take_turns_and_nothing_comes_twice():
+    tasks = [parse_task(text) for text in (
+        "Go to ebay.com", "Open the Camera app", "Set an alarm for 4pm", "Go to ebay.com", "Show my notifications",
+        "Open the Camera app", "Go to reddit.com")]  # fmt: skip
+    assert [task.instruction for task in two_sets(tasks, 2)] == [
+        "Open the Camera app", "Go to ebay.com", "Set an alarm for 4pm", "Go to reddit.com"]
+    assert [task.instruction for task in two_sets(tasks, 9)][4:] == ["Show my notifications"]  # as many as there are
+    assert two_sets(tasks, 0) == []
 
 
 def test_overlap_of_the_real_lists():
