@@ -112,8 +112,8 @@ def phases(run, phones) -> None:
 
 def results(run) -> dict:
     """What results.json holds."""
-    from journal import Journal
     from card import evaluation_card, task_hash, versions
+    from journal import Journal
     from results import breakdown, summarise
 
     args, tasks = run.args, run.args.tasks

@@ -62,8 +62,8 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
 
 
 def priority_ess(masses: Sequence[float]) -> float | None:
-    """Effective share of the replay under DPER, (sum m)^2 / (N sum m^2): 1 when all are as likely to be drawn, 1 / N when
-    one alone is. None for an empty one."""
+    """Effective share of the replay under DPER, (sum m)^2 / (N sum m^2): 1 when all are as likely to be drawn, 1 / N
+    when one alone is. None for an empty one."""
     squares = sum(mass * mass for mass in masses)
     return sum(masses) ** 2 / (len(masses) * squares) if squares else None
 

@@ -137,7 +137,8 @@ def test_repeats_are_played_after_training_with_other_seeds_and_their_flips_are_
     scripted(run, [True] * 6)
     evaluation.play(run, "warmup")
     assert evaluation.complete(run, "warmup") and len(run.evaluations["warmup"]) == 6  # once, greedy and sampled
-    verdicts = [True, True, False], [True, True, True], [True, False, False], [True, True, None]  # greedy, sampled, again
+    # Greedy, sampled, again.
+    verdicts = [True, True, False], [True, True, True], [True, False, False], [True, True, None]
     asked = scripted(run, [success for mode in verdicts for success in mode])
     evaluation.play(run, "final")
     assert evaluation.complete(run, "final") and [e.greedy for e in asked] == [*[True] * 3, *[False] * 3] * 2
