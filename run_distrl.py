@@ -61,9 +61,8 @@ class Experiment:
         from pools import silence
         from schedule import Schedule
 
-        self.args, self.folder = args, folder
+        self.args, self.folder, self.start = args, folder, at_start(args.policy.policy or WARM_START)
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
-        self.start = at_start(args.policy.policy or WARM_START)
         torch.set_num_threads(num_threads(policy))
         torch.set_flush_denormal(True)
         encoder = load_text_encoder(args)
