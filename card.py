@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from judge_clients import without_keys
 from tasks import Task
 
 ROOT = Path(__file__).resolve().parent
@@ -116,8 +117,8 @@ def git_commit() -> str | None:
     """The commit that is checked out here, "+ changes" where files differ from it; None: no git, no repository."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
+        how = dict(capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(["git", "-C", str(ROOT), *words], env=without_keys(), **how).stdout.strip()
 
     if not (ROOT / ".git").exists():
         return None

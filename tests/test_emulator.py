@@ -240,7 +240,7 @@ def test_B16_every_program_is_started_with_an_environment_of_its_own():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("subprocess.run", "subprocess.Popen"):
                 calls.append((path.name, {keyword.arg for keyword in node.keywords}))
-    assert len(calls) == 5 and all("env" in keywords for _, keywords in calls), calls
+    assert len(calls) == 6 and all("env" in keywords for _, keywords in calls), calls
 
 
 def test_B16_names_of_keys():
