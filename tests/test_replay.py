@@ -1,12 +1,10 @@
 """replay.py: trajectories as bytes and in batches; the file alone. Names give the case of the fault."""
 
-import os
-import shutil
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from alone import run_alone
 
 import replay
 from replay import NotEnoughData, PrioritizedReplay, Trajectory, pad_batch
@@ -135,15 +133,7 @@ def test_c6_a_log_prob_is_the_sum_over_tokens():
     assert pad_batch([one, trajectory(8)])["behavior_logprob"][0, 0] == pytest.approx(-0.5)
 
 
-ALONE = """
-import sys
-allowed = set(sys.stdlib_module_names) | {"replay", "numpy"}
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in allowed:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocker())
-exec(README)
+THEN = """
 import doctest
 done = doctest.testmod(sys.modules["replay"])
 assert done.attempted >= 4 and not done.failed and weights.shape == (4,)
@@ -154,8 +144,5 @@ def test_copied_alone_the_readmes_lines_run_with_numpy_only(tmp_path):
     from test_readme import BLOCKS
 
     lines, = (block for block in BLOCKS if "from replay import" in block)
-    shutil.copy(replay.__file__, tmp_path)
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", f"README = {lines!r}\n" + ALONE], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True)
+    done = run_alone([Path(replay.__file__)], ["numpy"], lines, THEN, tmp_path)
     assert done.returncode == 0, done.stderr
