@@ -6,6 +6,7 @@ server, and one of yours:
 On a phone of yours it presses HOME and BACK, swipes, opens the settings and stops them again; nothing is cleared.
 """
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,9 +47,16 @@ def search_field(phone):
 
 
 def open_search(phone):
-    phone.shell("am force-stop com.google.android.googlequicksearchbox")
-    phone.key(3)
-    phone.tap(*next(node.center for node in phone.ui().nodes if node.text == "Search" or node.desc == "Search"))
+    """Taps the search bar and waits for its field: loads take time, and a dialog may come between."""
+    for _ in range(5):
+        phone.shell("am force-stop com.google.android.googlequicksearchbox")
+        phone.key(3)
+        phone.tap(*next(node.center for node in phone.ui().nodes if node.text == "Search" or node.desc == "Search"))
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if any(node.focused for node in phone.ui().nodes):
+                return
+    raise AssertionError(f"{phone.serial}: no field is focused after a tap on the search bar")
 
 
 def test_it_is_online_and_booted(any_phone):
