@@ -40,17 +40,20 @@ from tasks import RULES, SPLITS, Task, app_of, generate_tasks, novelty, two_sets
 
 # ---------------------------------------------------------------------- what is compared: label, flags of run_distrl.py
 
-DIGIRL = {"algo": "digirl", "gamma": 0.5}  # its authors' gamma: it weighs the outcome in DigiRL's advantage, no more
+PLAIN = {"algo": "digirl", "gamma": 0.5}  # its authors' gamma: it weighs the outcome in DigiRL's advantage, no more
+OWN = {"updates_per_trajectory": 1.25, "replay_capacity": 20_000}  # its authors', in 3 minutes all since the start
+DIGIRL = PLAIN | OWN  # the best of "pilot"
 COLLECT = {"train_minutes": 3, "eval_episodes": 1, "eval_train": None, "eval_repeats": None, "eval_tasks": None}
 UNSEEN = {"tasks": "{tasks}/train.txt", "eval_tasks": "{tasks}/test.txt", "eval_episodes": 192}  # by `write_unseen`
-PILOT = DIGIRL | {"sync": True, "eval_tasks": "{tasks}/tune.txt"}  # what is chosen by it is not tested on it
+TUNING = {"eval_tasks": "{tasks}/tune.txt"}  # what is chosen by it is not tested on it
+PILOT = PLAIN | {"sync": True} | TUNING
 METHODS: dict[str, tuple[str, dict]] = {
     "aride": ("A-RIDE, asynchronous (DistRL)", {}),
     "aride_sync": ("A-RIDE, synchronous", {"sync": True}),
     "digirl": ("DigiRL, asynchronous", DIGIRL),
     "digirl_sync": ("DigiRL, synchronous", DIGIRL | {"sync": True}),
     "digirl_paper": ("DigiRL as its paper has it, asynchronous", DIGIRL | {"algo": "digirl_paper"}),
-    "digirl_gamma": ("DigiRL with A-RIDE's gamma, asynchronous", {"algo": "digirl"}),
+    "digirl_gamma": ("DigiRL with A-RIDE's gamma, asynchronous", DIGIRL | {"gamma": None}),
     "filtered_bc": ("filtered cloning, asynchronous", {"algo": "filtered_bc"}),
     "vtrace": ("V-trace (IMPALA), asynchronous", {"algo": "vtrace"}),
     "no_dper": ("without DPER", {"priority_alpha": 0.0}),
@@ -65,8 +68,10 @@ METHODS: dict[str, tuple[str, dict]] = {
     "pilot": ("DigiRL, synchronous", PILOT),
     "pilot_updates": ("with its 1.25 updates a trajectory", PILOT | {"updates_per_trajectory": 1.25}),
     "pilot_replay": ("with a replay of all since the start", PILOT | {"replay_capacity": 20_000}),
-    "pilot_both": ("with both", PILOT | {"updates_per_trajectory": 1.25, "replay_capacity": 20_000}),
+    "pilot_both": ("with both", PILOT | OWN),
     "pilot_paper": ("as its paper has it", PILOT | {"algo": "digirl_paper"}),
+    "pilot_aride": ("A-RIDE, asynchronous", TUNING),
+    "pilot_aride_own": ("A-RIDE with DigiRL's updates and replay", TUNING | OWN),
 }
 WORKERS = (4, 8, 16, 32)
 for number in WORKERS:
@@ -110,7 +115,7 @@ EXPERIMENTS: dict[str, list[str]] = {
     "sensitivity": list(dict.fromkeys(sweep_name(flag, v) for flag, values in SWEEPS.items() for v in values)),
     "staleness": [f"bound_{bound}" for bound in BOUNDS],
     "generalisation": ["unseen", "unseen_digirl_sync"],
-    "pilot": ["pilot", "pilot_updates", "pilot_replay", "pilot_both", "pilot_paper"],
+    "pilot": [name for name in METHODS if name.startswith("pilot")],
 }  # fmt: skip
 EVALUATED = {"eval_tasks": "{tasks}/eval.txt", "eval_repeats": 2, "eval_every": 0}  # by `write_held_out`
 BUDGETS = {

@@ -54,7 +54,8 @@ def test_commands(scripts, tmp_path):
     assert folder == tmp_path / "small" / "digirl_sync" / "2"
     assert line == ["run_distrl.py", "--exp-name", "digirl_sync", "--seed", "2", "--runs-dir", str(folder),
                     "--eval-episodes", "64", "--eval-train", "32", "--eval-tasks", f"{tmp_path}/small/tasks/eval.txt",
-                    "--eval-repeats", "2", "--eval-every", "0", "--algo", "digirl", "--gamma", "0.5", "--sync",
+                    "--eval-repeats", "2", "--eval-every", "0", "--algo", "digirl", "--gamma", "0.5",
+                    "--updates-per-trajectory", "1.25", "--replay-capacity", "20000", "--sync",
                     "--judge", "gemini", "--train-minutes", "9"]  # fmt: skip
     _, line = run.command("aride", 1, "full", tmp_path, [])
     assert " ".join(line[7:]) == ("--train-minutes 3 --eval-episodes 192 --eval-train 64 "
