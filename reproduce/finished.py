@@ -10,7 +10,9 @@ ended, from the journal. Only what ended before the deadline counts: episodes th
 from __future__ import annotations
 
 import csv
+import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -50,6 +52,14 @@ class Done:
         """The command that made it, "" when nobody noted it."""
         note = self.folder.parent / "command.txt"
         return note.read_text(encoding="utf-8").strip() if note.exists() else ""
+
+    @property
+    def repository(self) -> str:
+        """Where it was made, "/" at the end; "" when its command names the whole path of its folder."""
+        words, path = shlex.split(self.command), self.folder / "config.json"
+        told = at(json.loads(path.read_text(encoding="utf-8")), ["run"]).get("runs_dir") if path.exists() else None
+        name = words[words.index("--runs-dir") + 1] if "--runs-dir" in words else None
+        return told.removesuffix(name) if told and name and told.endswith(f"/{name}") else ""
 
     @property
     def trajectories(self) -> float:
@@ -124,7 +134,7 @@ def keep_raw(runs: dict[str, list[Done]], to: Path) -> None:
         for file, kind in (("results.json", "json"), ("metrics.csv", "csv"), ("config.json", "config.json"),
                            ("../command.txt", "command.txt")):  # fmt: skip
             if (path := run.folder / file).exists():
-                text = path.read_text(encoding="utf-8", errors="replace").replace(f"{ROOT}/", "")
+                text = path.read_text(encoding="utf-8", errors="replace").replace(run.repository or f"{ROOT}/", "")
                 (raw / f"{name}.{kind}").write_text(text, encoding="utf-8")
         with (raw / f"{name}.outcomes.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

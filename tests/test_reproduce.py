@@ -190,8 +190,9 @@ def write_run(folder: Path, method: str, seed: int, successes: int, end: float, 
     another number, made from `successes`, so that a table with two of them exchanged is seen."""
     place = folder / method / str(seed) / "sim__x"
     place.mkdir(parents=True)
-    (place.parent / "command.txt").write_text(f"run_distrl.py --exp-name {method} --seed {seed}\n")
-    config = {"tasks": {"train_minutes": 10.0}, "run": {"runs_dir": f"{ROOT}/runs/x"}}
+    line = f"run_distrl.py --exp-name {method} --seed {seed} --runs-dir runs/{method}\n"
+    (place.parent / "command.txt").write_text(line)
+    config = {"tasks": {"train_minutes": 10.0}, "run": {"runs_dir": f"/another/clone/runs/{method}"}}
     (place / "config.json").write_text(json.dumps(config))
     n = 10 * a_minute
     results = {
@@ -203,7 +204,7 @@ def write_run(folder: Path, method: str, seed: int, successes: int, end: float, 
                  "Web Shopping": {"warmup": rate(43), "final": rate(successes - 5), "train": rate(88)}},
         "new": {kind: {"warmup": rate(31 + i), "final": rate(successes + 1 + i)}
                 for i, kind in enumerate(("instance", "template", "app"))},
-        "task_set": {"eval": f"{ROOT}/tasks/eval.txt", "eval_different": 96, "overlap": {"exact": 0, "template": 9}},
+        "task_set": {"eval": "/another/clone/eval.txt", "eval_different": 96, "overlap": {"exact": 0, "template": 9}},
         "card": {"machine": "m", "code_sha256": "a" * 64, "eval_sha256": "b" * 64, "policy_sha256": "c" * 64,
                  "judge_error": "0 by definition", "train_success": "greedy", "repeats": 2, "git_commit": "d",
                  "flips": {"share": 0.1, "pairs": 100}, "load": {"start": [0.5, 0.5, 0.5]}},
@@ -320,14 +321,15 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
     assert "whose instruction is trained on: 0; whose template is: 9" in page and "Fewer than 3 seeds: no claim" in page
     assert "WARNING" not in page and ("the paper" in page.lower() or experiment == "pilot")
     first = run.EXPERIMENTS[experiment][0]
-    assert f"\npython run_distrl.py --exp-name {first} --seed 1\n" in page and "--seed 2\n" not in page
+    assert f"\npython run_distrl.py --exp-name {first} --seed 1 --runs-dir runs/{first}\n" in page
+    assert "--seed 2" not in page
     pictures = list((tmp_path / "results").glob("*.png"))
     assert pictures and all(f"]({p.name})" in page and p.read_bytes().startswith(b"\x89PNG") for p in pictures)
     raw = tmp_path / "results" / "raw"
     names = [f"{method}__{seed}" for method in run.EXPERIMENTS[experiment][:-1] for seed in (1, 2)]
     kinds = ("json", "csv", "outcomes.csv", "config.json", "command.txt")
     assert {path.name for path in raw.iterdir()} == {f"{name}.{kind}" for name in names for kind in kinds}
-    assert not any(str(ROOT) in path.read_text() for path in raw.iterdir())
+    assert not any("/another/clone" in path.read_text() for path in raw.iterdir())
     assert (raw / f"{first}__2.outcomes.csv").read_text().splitlines()[:2] == ["minutes,success", "0.0500,1"]
     table = {  # each column's number is another one
         "table1": ("DigiRL, synchronous", ["91.0", "74.5", "88.0", "66.5", "71.5", "64.5"]),
