@@ -10,7 +10,6 @@ ended, from the journal. Only what ended before the deadline counts: episodes th
 from __future__ import annotations
 
 import csv
-import json
 import math
 import shlex
 import shutil
@@ -43,6 +42,7 @@ class Done:
     seed: int
     folder: Path
     results: dict
+    config: dict
     metrics: list[dict[str, float]]  # a row of metrics.csv: what was measured
     outcomes: list[Outcome]  # up to the deadline, in the order in which they came
     deadline: float  # minutes of training
@@ -56,8 +56,7 @@ class Done:
     @property
     def repository(self) -> str:
         """Where it was made, "/" at the end; "" when its command names the whole path of its folder."""
-        words, path = shlex.split(self.command), self.folder / "config.json"
-        told = at(json.loads(path.read_text(encoding="utf-8")), ["run"]).get("runs_dir") if path.exists() else None
+        words, told = shlex.split(self.command), at(self.config, ["run"]).get("runs_dir")
         name = words[words.index("--runs-dir") + 1] if "--runs-dir" in words else None
         return told.removesuffix(name) if told and name and told.endswith(f"/{name}") else ""
 
@@ -113,7 +112,7 @@ def done(run: Run, method: str) -> Done:
     entries = run.training()
     outcomes = map(Outcome, minutes_of(run, entries), (entry.success for entry in entries))
     known = [outcome for outcome in outcomes if outcome.minutes <= deadline]
-    return Done(method, run.results["seed"], run.folder, run.results, run.metrics, known, deadline)
+    return Done(method, run.results["seed"], run.folder, run.results, run.config, run.metrics, known, deadline)
 
 
 def finished(folder: Path, methods: Sequence[str]) -> dict[str, list[Done]]:

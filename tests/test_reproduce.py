@@ -281,9 +281,9 @@ def test_training_success_is_the_last_100_episodes_up_to_the_deadline(scripts, r
 def test_the_mean_over_the_budget_weighs_minutes_not_episodes(scripts):
     _, plot = scripts
     outcomes = [SimpleNamespace(minutes=1.0, success=True)] * 25 + [SimpleNamespace(minutes=3.0, success=False)] * 25
-    run = plot.Done("aride", 1, Path("."), {}, [], outcomes, 4.0)
+    run = plot.Done("aride", 1, Path("."), {}, {}, [], outcomes, 4.0)
     assert run.mean_success() == pytest.approx((3 * 1.0 + 1 * 0.5) / 4)
-    assert math.isnan(plot.Done("aride", 1, Path("."), {}, [], outcomes[:24], 4.0).mean_success())
+    assert math.isnan(plot.Done("aride", 1, Path("."), {}, {}, [], outcomes[:24], 4.0).mean_success())
     assert math.isnan(run.last_success()) and run.success() == ([], [])  # not yet 100
 
 
