@@ -49,8 +49,7 @@ def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]]) ->
     for place, runs in enumerate(groups):
         values, found = [held_out(run) for run in runs], over(runs, "greedy", "final")
         if found.n:
-            half = found.half or 0
-            low, high = wilson(runs, "greedy", "final") if found.n == 1 else (found.mean - half, found.mean + half)
+            low, high = wilson(runs, "greedy", "final") if found.n == 1 else found.interval
             reach = [[found.mean - low], [high - found.mean]]
             axes.errorbar(place, found.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4)

@@ -28,16 +28,22 @@ class Number:
     deviation: float
     half: float | None
     n: int
+    most: float = math.inf  # what the value can be: 100 %, as it can be 0 at least
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        half = self.half or 0.0
+        return max(0.0, self.mean - half), min(self.most, self.mean + half)
 
     def __str__(self) -> str:
         if self.n == 0:
             return "-"
         if self.half is None:
             return f"{self.mean:.1f}"
-        return f"{self.mean:.1f} ± {self.deviation:.1f} [{self.mean - self.half:.1f}, {self.mean + self.half:.1f}]"
+        return "{:.1f} ± {:.1f} [{:.1f}, {:.1f}]".format(self.mean, self.deviation, *self.interval)
 
 
-def number(values: Sequence[float], least: float = 0.0) -> Number:
+def number(values: Sequence[float], least: float = 0.0, most: float = math.inf) -> Number:
     """Over runs; NaN ones are left out. The interval is Student's, beyond 11 runs a little too wide; half of it is not
     less than `least`."""
     known = [value for value in values if math.isfinite(value)]
@@ -45,10 +51,10 @@ def number(values: Sequence[float], least: float = 0.0) -> Number:
     if not n:
         return Number(math.nan, math.nan, None, 0)
     if n == 1:
-        return Number(known[0], math.nan, None, 1)
+        return Number(known[0], math.nan, None, 1, most)
     deviation = statistics.stdev(known)
     half = T95[min(n - 1, len(T95)) - 1] * deviation / math.sqrt(n)
-    return Number(statistics.mean(known), deviation, max(half, least), n)
+    return Number(statistics.mean(known), deviation, max(half, least), n, most)
 
 
 def chance(runs: Sequence[Done], *path: str) -> float:
@@ -65,7 +71,7 @@ def chance(runs: Sequence[Done], *path: str) -> float:
 
 def over(runs: Sequence[Done], *path: str) -> Number:
     """The success rate at this place of the results, over runs, in %."""
-    return number([run.percent(*path) for run in runs], chance(runs, *path))
+    return number([run.percent(*path) for run in runs], chance(runs, *path), most=100.0)
 
 
 def rate(runs: Sequence[Done], *path: str) -> str:

@@ -241,6 +241,7 @@ def test_numbers_by_hand(scripts):
     assert found.half == pytest.approx(4.303 * 2 / math.sqrt(3)) and str(found) == "82.0 ± 2.0 [77.0, 87.0]"
     assert str(plot.number([80.0, math.nan])) == "80.0" and str(plot.number([])) == "-"
     assert str(plot.number([80.0, 84.0, 82.0], least=6.0)) == "82.0 ± 2.0 [76.0, 88.0]"
+    assert str(plot.number([80.0, 84.0, 82.0], least=90.0, most=100.0)) == "82.0 ± 2.0 [0.0, 100.0]"
 
 
 def test_differences_are_taken_seed_by_seed_and_noise_is_called_noise(scripts, runs):
