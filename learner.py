@@ -187,11 +187,10 @@ class Learner:
             gamma=self.config.gamma,
         )  # fmt: skip
 
-    def _corrected(self, batch: dict, log_rho: torch.Tensor, terms: dict) -> torch.Tensor:
+    def _corrected(self, batch: dict, log_rho: torch.Tensor, terms: dict, lam: float) -> torch.Tensor:
         """Off-policy value targets, [B, T]: Retrace's or V-trace's."""
-        config, plain = self.config, self.config.algo == "vtrace"
-        target = aride.vtrace if plain or config.target == "vtrace" else aride.retrace
-        lam = 1.0 if plain else config.retrace_lambda
+        config = self.config
+        target = aride.vtrace if config.algo == "vtrace" or config.target == "vtrace" else aride.retrace
         return target(**terms, truncated=batch["truncated"], log_rho=log_rho, lam=lam)
 
     @torch.no_grad()
@@ -205,7 +204,7 @@ class Learner:
         if config.algo == "aride" and config.target == "one_step":
             td_errors = aride.td_errors(**terms)
             return terms["values"] + td_errors, td_errors
-        targets = self._corrected(batch, log_rho, terms)
+        targets = self._corrected(batch, log_rho, terms, 1.0 if config.algo == "vtrace" else config.retrace_lambda)
         return targets, aride.advantages(**terms, truncated=batch["truncated"], targets=targets)
 
     @torch.no_grad()
@@ -213,11 +212,11 @@ class Learner:
         """What V_step learns, [B, T], and whether that is a soft label."""
         if self.config.algo in ("digirl", "digirl_paper"):  # the outcome
             return aride.discounted_returns(rewards=batch["rewards"], mask=batch["mask"], gamma=1.0), False
-        # On-policy ratios: the critics learn what happened; the correction belongs to the actor's targets.
+        # On-policy ratios, lambda 1: the critics learn what happened; correction and trace are the actor's.
         log_rho = torch.zeros_like(batch["rewards"])
         if self.config.algo == "vtrace" and self.updates:  # IMPALA's critic is corrected too
             log_rho = self._scores(batch)[0] - batch["behavior_logprob"]
-        return self._corrected(batch, log_rho, self._terms(batch, flat_values)), True
+        return self._corrected(batch, log_rho, self._terms(batch, flat_values), 1.0), True
 
     def _scores(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:  # log pi and entropy of the actions, [B, T]
         evaluation = self.policy.evaluate(batch["prompts"], batch["features"], batch["token_ids"])

@@ -328,6 +328,7 @@ def differ(one: dict, two: dict) -> set[str]:
     ({"priority_alpha": 0.0}, set()),  # DPER: the draw alone, see the next test
     ({"target": "one_step"}, {"advantage", "priorities", "loss"}),  # V's labels stay
     ({"target": "vtrace"}, {"loss"}),  # on-policy: equal but for rounding
+    ({"retrace_lambda": 0.5}, {"priorities"}),  # of two steps: no advantage has a trace; V's labels stay
     ({"entropy_coef": 0.0}, {"entropy_coef", "loss"}),
     ({"invalid_coef": 0.0}, {"invalid_coef", "loss"}),
     ({"top_quantile": 0.5}, {"tops", "priorities"}),  # V_traj is set with the priorities that there are
