@@ -169,7 +169,7 @@ class AlgorithmArgs:
     gamma: float = 0.9
     """discount of future rewards"""
     retrace_lambda: float = 1.0
-    """lambda of the actor's Retrace targets; 1 rewards all steps of a success alike, 0.5 learnt faster here"""
+    """lambda of the actor's Retrace targets: 1 looks on to the episode's end, 0 two steps on (the critics': 1)"""
     target: Expert[Literal["retrace", "vtrace", "one_step"]] = "retrace"
     """off-policy value target: the paper's Retrace, V-trace, or none: the advantage r + gamma V(s') - V(s) as it is"""
     learning_rate: float = 2e-4

@@ -35,6 +35,12 @@ class Number:
         half = self.half or 0.0
         return max(0.0, self.mean - half), min(self.most, self.mean + half)
 
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Of the interval, below and above the mean: an error bar."""
+        low, high = self.interval
+        return self.mean - low, high - self.mean
+
     def __str__(self) -> str:
         if self.n == 0:
             return "-"

@@ -149,7 +149,8 @@ def collection(runs: Runs) -> tuple[str, dict]:
             linear = f"{100 * speed.mean * least / known[least].mean / count:.0f} %"
             rows.append([label, count, speed, linear, times, speed.n])
         if known:
-            axes[0].errorbar(list(known), [s.mean for s in known.values()], [s.half or 0 for s in known.values()],
+            axes[0].errorbar(list(known), [s.mean for s in known.values()],
+                             list(zip(*(s.reach for s in known.values()), strict=True)),
                              marker="o", capsize=4, label=label)  # fmt: skip
     axes[0].set(xlabel="workers", ylabel="training trajectories a minute", xlim=(0, None), ylim=(0, None))
     axes[0].legend(frameon=False)
@@ -214,8 +215,9 @@ def generalisation(runs: Runs) -> tuple[str, dict]:
     made, axes = figure(1)
     for place, (method, done) in enumerate(runs.items()):
         found = [over(done, "new", kind, "final") for kind in kinds]
-        axes[0].errorbar([i + 0.1 * place for i in range(3)], [x.mean for x in found], [x.half or 0 for x in found],
-                         fmt="o", capsize=4, label=METHODS[method][0])  # fmt: skip
+        axes[0].errorbar([i + 0.1 * place for i in range(3)], [x.mean for x in found],
+                         list(zip(*(x.reach for x in found), strict=True)), fmt="o", capsize=4,
+                         label=METHODS[method][0])  # fmt: skip
     axes[0].set_xticks(range(3), [f"unseen {kind}s" for kind in kinds])
     axes[0].set_ylabel("success, %")
     axes[0].legend(frameon=False)
