@@ -58,6 +58,14 @@ def phone(phones):
     return AdbPhone(phones.serials[0], phones.host, phones.port)
 
 
+def wait_for(condition, seconds: float = 60.0) -> None:
+    """Return when `condition()` holds: counters and other processes follow what was seen, they do not precede it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:.0f} s"
+        time.sleep(0.02)
+
+
 def disconnect(phones, serial: str, kind: str) -> None:
     """The fault "offline" or "unauthorized", seen by the adb server: it takes a moment to find out."""
     phones.fault(serial, kind)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import disconnect
+from conftest import disconnect, wait_for
 
 import sim
 from actor_pool import ActorPool
@@ -405,12 +405,3 @@ def test_a18_a_mute_phone_is_restarted_alone(phones, tmp_path):
     assert restarted == [mute] and pool.phone_restarts == 1
     assert all(t.success is None for t in played if t.info["outage"])  # an outage is not a failure
     assert np.isfinite([t.rewards.sum() for t in played]).all()
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
