@@ -168,7 +168,7 @@ class AlgorithmArgs:
     """share of the replay that the policy learns from, highest R - V_traj first; default: 1, or a baseline's 0.1"""
     gamma: float = 0.9
     """discount of future rewards"""
-    retrace_lambda: float = 1.0
+    retrace_lambda: float = 0.5
     """lambda of the actor's Retrace targets: 1 looks on to the episode's end, 0 two steps on (the critics': 1)"""
     target: Expert[Literal["retrace", "vtrace", "one_step"]] = "retrace"
     """off-policy value target: the paper's Retrace, V-trace, or none: the advantage r + gamma V(s') - V(s) as it is"""

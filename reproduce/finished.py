@@ -2,6 +2,7 @@
 
     runs = finished(Path("runs/reproduce/full"), ["aride", "digirl_sync"])     # {method: [Done, ...]}, by seed
     keep_raw(runs, Path("reproduce/results/full"))
+    runs = kept(Path("reproduce/results/full/raw"), ["aride"])     # the same from the copies: all that tables need
 
 Training success is the mean of the last 100 judged training episodes (sampled actions), over the minutes at which they
 ended, from the journal. Only what ended before the deadline counts: episodes that were on their way then come in later.
@@ -10,6 +11,7 @@ ended, from the journal. Only what ended before the deadline counts: episodes th
 from __future__ import annotations
 
 import csv
+import json
 import math
 import shlex
 import shutil
@@ -22,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from run_data import Run, minutes_of, moving_success, read_run  # noqa: E402
+from run_data import Run, minutes_of, moving_success, read_metrics, read_run  # noqa: E402
 
 WINDOW = 100  # episodes that training success is the mean of
 
@@ -41,17 +43,12 @@ class Done:
     method: str
     seed: int
     folder: Path
+    command: str  # that made it, "" when nobody noted it
     results: dict
     config: dict
     metrics: list[dict[str, float]]  # a row of metrics.csv: what was measured
     outcomes: list[Outcome]  # up to the deadline, in the order in which they came
     deadline: float  # minutes of training
-
-    @property
-    def command(self) -> str:
-        """The command that made it, "" when nobody noted it."""
-        note = self.folder.parent / "command.txt"
-        return note.read_text(encoding="utf-8").strip() if note.exists() else ""
 
     @property
     def repository(self) -> str:
@@ -105,14 +102,24 @@ def at(results: dict, path: Sequence[str]) -> dict:
     return results
 
 
+def note(path: Path) -> str:
+    """What this file says, "" when there is none."""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def deadline(results: dict, config: dict) -> float:
+    """Minutes of training that count: it ends a little after the deadline, before it when there were enough."""
+    ended = results["train_seconds"] / 60
+    return min(at(config, ["tasks"]).get("train_minutes") or ended, ended)
+
+
 def done(run: Run, method: str) -> Done:
     """Of what `read_run` found."""
-    ended = run.results["train_seconds"] / 60  # a little after the deadline, before it when there were enough
-    deadline = min(at(run.config, ["tasks"]).get("train_minutes") or ended, ended)
-    entries = run.training()
+    until, entries = deadline(run.results, run.config), run.training()
     outcomes = map(Outcome, minutes_of(run, entries), (entry.success for entry in entries))
-    known = [outcome for outcome in outcomes if outcome.minutes <= deadline]
-    return Done(method, run.results["seed"], run.folder, run.results, run.config, run.metrics, known, deadline)
+    known, command = [outcome for outcome in outcomes if outcome.minutes <= until], run.folder.parent / "command.txt"
+    return Done(method, run.results["seed"], run.folder, note(command), run.results, run.config, run.metrics, known,
+                until)  # fmt: skip
 
 
 def finished(folder: Path, methods: Sequence[str]) -> dict[str, list[Done]]:
@@ -142,3 +149,20 @@ def keep_raw(runs: dict[str, list[Done]], to: Path) -> None:
         for path in (run.folder.parents[2] / "tasks").glob("*.txt"):
             if path.stem != "train":  # thousands of lines, which their hash names
                 shutil.copyfile(path, raw / path.name)
+
+
+def kept(raw: Path, methods: Sequence[str]) -> dict[str, list[Done]]:
+    """As `finished`, from what `keep_raw` has copied to this folder, here or on another machine."""
+    found: dict[str, list[Done]] = {}
+    for method in methods:
+        for path in raw.glob(f"{method}__*.outcomes.csv"):
+            name = path.name.removesuffix(".outcomes.csv")
+            results, config = (json.loads((raw / f"{name}.{kind}").read_text()) for kind in ("json", "config.json"))
+            with path.open(newline="", encoding="utf-8") as file:
+                outcomes = [Outcome(float(row["minutes"]), bool(int(row["success"])) if row["success"] else None)
+                            for row in csv.DictReader(file)]  # fmt: skip
+            command, metrics = note(raw / f"{name}.command.txt"), read_metrics(raw / f"{name}.csv")
+            found.setdefault(method, []).append(Done(method, results["seed"], raw, command, results, config, metrics,
+                                                     outcomes, deadline(results, config)))  # fmt: skip
+        found.get(method, []).sort(key=lambda run: run.seed)
+    return found

@@ -2,6 +2,7 @@
 
     python reproduce/plot.py --experiment table1                    # into reproduce/results/full
     python reproduce/plot.py --experiment efficiency --budget small --to /tmp/look
+    python reproduce/plot.py --experiment table1 --kept             # from results/full/raw, which needs no run
 
 Writes EXPERIMENT.md, its figures, and raw/, the files that they come from: of each run METHOD__SEED.json (results),
 .csv (metrics), .outcomes.csv (training episodes), .config.json, .command.txt. A number over n runs is mean +- standard
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "reproduce")]
 
 from figures import draw_curves, draw_rates, figure  # noqa: E402
-from finished import WINDOW, Done, at, finished, keep_raw  # noqa: E402
+from finished import WINDOW, Done, at, finished, keep_raw, kept  # noqa: E402
 from measure import difference, number, over, rate, table  # noqa: E402
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
@@ -292,14 +293,18 @@ def main() -> int:
     parser.add_argument("--budget", choices=BUDGETS, default="full")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce", help="where run.py put the runs")
     parser.add_argument("--to", type=Path, help="where tables and figures go; default: reproduce/results/BUDGET")
+    parser.add_argument("--kept", action="store_true", help="with what raw/ has of runs that are not in --out")
     args = parser.parse_args()
     folder, to = args.out / args.budget, args.to or ROOT / "reproduce" / "results" / args.budget
     methods = EXPERIMENTS[args.experiment]
-    runs = finished(folder, methods)
+    if runs := finished(folder, methods):
+        keep_raw(runs, to)
+    if args.kept:
+        runs = kept(to / "raw", methods)
     if not runs:
-        print(f"error: no finished run of {args.experiment} in {folder}: run reproduce/run.py first", file=sys.stderr)
+        print(f"error: no finished run of {args.experiment} in {folder}: run reproduce/run.py first, or --kept: from "
+              f"what is in {to / 'raw'}", file=sys.stderr)  # fmt: skip
         return 1
-    keep_raw(runs, to)
     text, figures = globals()[args.experiment](runs)
     page = f"# {args.experiment}\n\n{text}{provenance(runs, args.budget)}"
     if missing := [method for method in methods if method not in runs]:

@@ -80,7 +80,7 @@ for number in WORKERS:
     METHODS[f"collect_{number}"] = (f"asynchronous, {number} workers", flags)
     METHODS[f"collect_sync_{number}"] = (f"synchronous, {number} workers", flags | {"sync": True})
 SWEEPS = {  # flag: its values; None is the default, the run "aride"
-    "retrace_lambda": (0.0, 0.5, 0.9, None),
+    "retrace_lambda": (0.0, None, 0.9, 1.0),
     "entropy_coef": (0.0, 0.001, None, 0.01, 0.03),
     "priority_alpha": (0.0, 0.25, None, 1.0),
     "priority_weights": ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), None),

@@ -168,7 +168,7 @@ def test_the_terminal_step_is_in_the_batch_and_is_learnt_from():
     """Cases C4 and C2: a trajectory of one step is nothing but its terminal step."""
     policy = small()
     longer = play(policy, True, actions=[TAPS[0], TAPS[1], TAPS[0]], seed=1)
-    learner = make(policy, [longer], batch_trajectories=1)
+    learner = make(policy, [longer], batch_trajectories=1, retrace_lambda=1.0)
     batch = learner._batch()
     assert batch["mask"].tolist() == [[True] * 3] and batch["terminated"].tolist() == [[False, False, True]]
     assert batch["rewards"].tolist() == [[0, 0, 1]]
@@ -177,7 +177,8 @@ def test_the_terminal_step_is_in_the_batch_and_is_learnt_from():
     gamma = learner.config.gamma
     assert targets[0].tolist() == pytest.approx([gamma**2, gamma, 1.0])
     assert advantages[0].tolist() == pytest.approx([gamma**2 - 0.1, gamma - 0.2, 0.7])
-    cut = make(policy, [play(policy, False, actions=TAPS, seed=1, terminated=False)], batch_trajectories=1)
+    cut = make(policy, [play(policy, False, actions=TAPS, seed=1, terminated=False)], batch_trajectories=1,
+               retrace_lambda=1.0)  # fmt: skip
     targets, _ = cut._targets(cut._batch(), torch.zeros(1, 2), torch.tensor([0.1, 0.2, 0.9]))
     assert targets[0].tolist() == pytest.approx([0.9 * gamma**2, 0.9 * gamma])  # truncated: bootstraps from 0.9
 

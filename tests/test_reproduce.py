@@ -282,9 +282,9 @@ def test_training_success_is_the_last_100_episodes_up_to_the_deadline(scripts, r
 def test_the_mean_over_the_budget_weighs_minutes_not_episodes(scripts):
     _, plot = scripts
     outcomes = [SimpleNamespace(minutes=1.0, success=True)] * 25 + [SimpleNamespace(minutes=3.0, success=False)] * 25
-    run = plot.Done("aride", 1, Path("."), {}, {}, [], outcomes, 4.0)
+    run = plot.Done("aride", 1, Path("."), "", {}, {}, [], outcomes, 4.0)
     assert run.mean_success() == pytest.approx((3 * 1.0 + 1 * 0.5) / 4)
-    assert math.isnan(plot.Done("aride", 1, Path("."), {}, {}, [], outcomes[:24], 4.0).mean_success())
+    assert math.isnan(plot.Done("aride", 1, Path("."), "", {}, {}, [], outcomes[:24], 4.0).mean_success())
     assert math.isnan(run.last_success()) and run.success() == ([], [])  # not yet 100
 
 
@@ -347,6 +347,9 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
         assert cells(page, "warm start")[:6] == ["", "41.0", "", "43.0", "48.0", "30.0"]
     if experiment == "generalisation":
         assert "| after | 72.5 ± 0.7 [" in page and "| 73.5 ± 0.7 [" in page and "| 74.5 ± 0.7 [" in page
+    (tmp_path / "runs").rename(tmp_path / "gone")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--kept"])
+    assert plot.main() == 0 and (tmp_path / "results" / f"{experiment}.md").read_text() == page
     if experiment == "sensitivity":
         assert "| --entropy-coef | 0.003 (default) |" in page and "| 50 1 0.01 (default) |" in page
 
@@ -367,8 +370,11 @@ def test_runs_that_may_not_be_compared_are_told_loudly(scripts, runs):
 
 def test_without_runs_it_says_what_to_do(scripts, tmp_path, monkeypatch, capsys):
     _, plot = scripts
-    monkeypatch.setattr(sys, "argv", ["plot.py", "--experiment", "table1", "--out", str(tmp_path)])
-    assert plot.main() == 1 and "run reproduce/run.py first" in capsys.readouterr().err
+    words = ["plot.py", "--experiment", "table1", "--out", str(tmp_path), "--to", str(tmp_path / "to")]
+    for more in ([], ["--kept"]):
+        monkeypatch.setattr(sys, "argv", words + more)
+        assert plot.main() == 1 and "run reproduce/run.py first" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------- both, as their users start them
