@@ -66,7 +66,7 @@ def table1(runs: Runs) -> tuple[str, dict]:
                      len(done), paper(method, 0)])  # fmt: skip
     made, axes = figure(1)
     draw_rates(axes[0], [METHODS[method][0].split(" (")[0] for method in runs], list(runs.values()))
-    train = all_of(every, "card", "train_success")
+    train = ", ".join(different(every, "card", "train_success"))
     text = f"\nTest: held-out instructions, greedy; all test weighs General and Web Shopping alike. Train: {train}. " \
         f"{ORDER} There, one agent for each set; here, one for both. Its DigiRL on one machine: 64.6 / 59.9 / 63.3 / " \
         "59.6.\n"
@@ -242,18 +242,19 @@ def pilot(runs: Runs) -> tuple[str, dict]:
 # ---------------------------------------------------------------------- where the numbers come from
 
 
-def all_of(every: Sequence[Done], *path: str) -> str:
+def different(every: Sequence[Done], *path: str) -> list[str]:
     """All values at this place of the results, each once; of a hash its beginning."""
     found = {str(at(run.results, path[:-1]).get(path[-1], "not recorded")) for run in every}
-    return ", ".join(sorted(text[:12] if path[-1].endswith("sha256") and len(text) == 64 else text for text in found))
+    return sorted(text[:12] if path[-1].endswith("sha256") and len(text) == 64 else text for text in found)
 
 
 def warnings(every: Sequence[Done]) -> list[str]:
     """What the runs of one table must have in common, and have not."""
     alike = {"code": "code_sha256", "list of held-out tasks": "eval_sha256", "policy prompt": "policy_prompt_sha256",
-             "judge prompt": "judge_prompt_sha256", "starting policy": "policy_sha256"}  # fmt: skip
-    found = {name: all_of(every, "card", key) for name, key in alike.items()}
-    said = [f"more than one {name}: {hashes}" for name, hashes in found.items() if ", " in hashes]
+             "judge prompt": "judge_prompt_sha256", "starting policy": "policy_sha256",
+             "machine": "machine"}  # fmt: skip
+    found = {name: different(every, "card", key) for name, key in alike.items()}
+    said = [f"more than one {name}: {' and '.join(values)}" for name, values in found.items() if len(values) > 1]
     seconds = [run.results["train_seconds"] for run in every]
     if max(seconds) > 1.05 * min(seconds):
         said.append(f"training took {min(seconds):.0f} to {max(seconds):.0f} s")
@@ -271,13 +272,14 @@ def provenance(runs: Runs, budget: str) -> str:
              "starting policy": ["card", "policy_sha256"], "held-out tasks": ["card", "eval_sha256"],
              "different ones": ["task_set", "eval_different"], "whose instruction is trained on":
              ["task_set", "overlap", "exact"], "whose template is": ["task_set", "overlap", "template"]}  # fmt: skip
-    told = "; ".join(f"{name}: {all_of(every, *path)}" for name, path in facts.items())
+    told = "; ".join(f"{name}: {', '.join(different(every, *path))}" for name, path in facts.items())
+    dates = ", ".join(different(every, "date"))
     loads = [at(run.results, ("card", "load")).get("start", [math.nan])[0] for run in every]
     busy = f"; load at the start up to {max(loads):.1f}" if all(map(math.isfinite, loads)) else ""
     hours = sum(run.results["wall_seconds"] for run in every) / 3600
     commands = [f"python {done[0].command}" for done in runs.values() if done[0].command]
     page = "".join(f"\n{line}\n" for line in warnings(every)) + (
-        f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; {told}; {all_of(every, 'date')}; {noise}{busy}.\n"
+        f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; {told}; {dates}; {noise}{busy}.\n"
         "\n± is the standard deviation over seeds, [ ] the 95 % interval over seeds on one list of tasks, not narrower "
         "than what flipping verdicts reach: another list may move all numbers. Fewer than 3 seeds: no claim.\n"
     )

@@ -361,11 +361,13 @@ def test_runs_that_may_not_be_compared_are_told_loudly(scripts, runs):
     done["aride"][0].results["card"]["code_sha256"] = "e" * 64
     done["aride"][1].results["card"].pop("eval_sha256")
     done["aride"][2].results["train_seconds"] = 500.0
+    done["digirl_sync"][0].results["card"]["machine"] = "n"
     page = plot.provenance(done, "full")
-    for said in ("more than one code: aaaaaaaaaaaa, eeeeeeeeeeee", "training took 500 to 601 s",
-                 "more than one list of held-out tasks: bbbbbbbbbbbb, not recorded"):  # fmt: skip
+    for said in ("more than one code: aaaaaaaaaaaa and eeeeeeeeeeee", "training took 500 to 601 s",
+                 "more than one list of held-out tasks: bbbbbbbbbbbb and not recorded",
+                 "more than one machine: m and n"):  # fmt: skip
         assert f"\n**WARNING, not comparable: {said}**\n" in page
-    assert page.count("WARNING") == 3
+    assert page.count("WARNING") == 4
 
 
 def test_without_runs_it_says_what_to_do(scripts, tmp_path, monkeypatch, capsys):
