@@ -48,7 +48,7 @@ class RunArgs:
     """worker, policy and learner in one process, one phone, latency 0, no time limit: repeatable, easy to debug"""
     eval: Path | None = None
     """play --eval-tasks with the policy of this run, checkpoint or file, learn nothing, stop"""
-    sync: Expert[bool] = False
+    sync: bool = False
     """lock-step, the baseline: all workers finish a round of one episode each, then the learner does all its updates"""
     keep_screens: Expert[float] = 0.1
     """share of the episodes whose screens are kept, as small JPEGs (about 60 kB an episode), for report.html"""
@@ -63,8 +63,8 @@ class PhoneArgs:
     latency: float = 0.7
     """simulated phones: scale of the heavy-tailed time an input takes (1: about 1 s); 0: none"""
     dialogs: float = 0.8
-    """simulated phones: probability of a permission dialog when an app starts"""
-    failed_loads: float = 0.3
+    """simulated phones: probability of a permission dialog when an app starts: what the warm start fails at"""
+    failed_loads: Expert[float] = 0.3
     """simulated phones: probability that a page fails to load"""
     slow_loads: Expert[float] = 0.1
     """simulated phones: probability that a page loads slowly"""
@@ -100,7 +100,7 @@ class TaskArgs:
     """instruction file to evaluate on, repeated or cut to --eval-episodes; default: the generator's held-out ones"""
     allow_overlap: Expert[bool] = False
     """go on although instructions to evaluate on are trained on too"""
-    skip_unknown_tasks: bool = False
+    skip_unknown_tasks: Expert[bool] = False
     """leave out lines that no rule understands, instead of stopping"""
     horizon: Expert[int | None] = None
     """steps before an episode is cut; default: 15, Web Shopping 20"""
@@ -132,7 +132,7 @@ class PolicyArgs:
     """cpu, cuda or cuda:N: where the learner computes, and the policy server; under torchrun, cuda: a GPU each"""
     server_device: Expert[str] = ""
     """where the policy server computes, when not where the learner does"""
-    screen_features: Expert[str] = "thumbnail"
+    screen_features: str = "thumbnail"
     """thumbnail, or a local folder of BLIP-2 (opt-2.7b): its vision feature, as Auto-UI needs it"""
     critic_encoder: Expert[Path | None] = None
     """local folder of a RoBERTa, the critics' frozen text encoder; default: a trained mean of token embeddings"""
@@ -167,15 +167,15 @@ class AlgorithmArgs:
     top_quantile: Expert[float | None] = None
     """share of the replay that the policy learns from, highest R - V_traj first; default: 1, or a baseline's 0.1"""
     gamma: float = 0.9
-    """discount of future rewards"""
+    """discount of future rewards; the authors' 0.5 leaves a thousandth of a success ten steps on"""
     retrace_lambda: float = 0.5
     """lambda of the actor's Retrace targets: 1 looks on to the episode's end, 0 two steps on (the critics': 1)"""
     target: Expert[Literal["retrace", "vtrace", "one_step"]] = "retrace"
     """off-policy value target: the paper's Retrace, V-trace, or none: the advantage r + gamma V(s') - V(s) as it is"""
     learning_rate: float = 2e-4
-    """Adam step size of the policy at the start; it falls linearly to 0 at the end of training"""
+    """Adam step size of the policy, reached in 80 updates; it falls linearly to 0 at the end of training"""
     batch_trajectories: int = 16
-    """whole trajectories an update"""
+    """whole trajectories an update; fewer, and more updates, lost success"""
     updates_per_trajectory: Expert[float] = 0.5
     """the learner waits for new data beyond this ratio"""
     learning_starts: Expert[int] = 96
@@ -183,7 +183,7 @@ class AlgorithmArgs:
     critic_warmup: Expert[int] = 200
     """updates of the critics alone before the first one of the policy: an untrained critic ruins it"""
     entropy_coef: float = 0.003
-    """beta, weight of the entropy bonus"""
+    """beta, weight of the entropy bonus; 0 may end in a policy that tries nothing new"""
     invalid_coef: Expert[float] = 0.003
     """lambda, weight of the invalid-action penalty"""
     rho_clip: Expert[float] = 1.0
@@ -191,9 +191,9 @@ class AlgorithmArgs:
     ratio_trust: Expert[float] = 0.5
     """steps whose ratio has left 1 +- this are not pushed further; 0: no bound"""
     negative_scale: Expert[float] = 0.1
-    """factor on negative advantages"""
+    """factor on negative advantages: pushing one action down raises any other"""
     replay_capacity: int = 2000
-    """transitions kept for training (the journal keeps all)"""
+    """transitions kept for training (the journal keeps all): older ones are of a policy that is gone"""
     priority_alpha: Expert[float] = 0.5
     """DPER: exponent of the priorities; 0 draws uniformly"""
     priority_weights: Expert[tuple[float, float, float]] = (50.0, 1.0, 0.01)
@@ -225,7 +225,9 @@ def parse(description: str) -> Args:
 
     if {"-h", "--help", SHOW_ALL} & set(sys.argv):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
-    line = [{SHOW_ALL: "--help", "--episodes": "--eval-episodes"}.get(word, word) for word in sys.argv[1:]]
+    words = [word.partition("=") for word in sys.argv[1:]]
+    other = {SHOW_ALL: "--help", "--episodes": "--eval-episodes"}
+    line, given = ["".join((other.get(word[0], word[0]), *word[1:])) for word in words], {word[0] for word in words}
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
     base = args.recorded.replay or folder_of(args.run.eval)
@@ -234,9 +236,12 @@ def parse(description: str) -> Args:
     if base and not args.run.resume:
         run = read_args(base, Args, "--replay" if args.recorded.replay else "--eval")
         train = run.tasks.tasks
+        if args.run.eval:  # a new one: its numbers, and its judge, are not that run's
+            run.tasks.eval_repeats, run.tasks.eval_train = TaskArgs.eval_repeats, TaskArgs.eval_train
+            run.judge = run.judge if "--judge" not in given else JudgeArgs()
         run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
         args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
-        if args.run.eval and args.tasks.tasks != train:  # what it was trained on is known: the file to evaluate on
+        if args.run.eval and "--tasks" in given and "--eval-tasks" not in given:  # the file to evaluate on
             args.tasks.tasks, args.tasks.eval_tasks = train, args.tasks.tasks
     elif args.run.eval:
         if not args.run.eval.exists():
@@ -329,8 +334,7 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
         test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:
         return train, test
-    if args.algorithm.algo != "aride":
-        check_baseline(args.algorithm)
+    check_unused(args.algorithm)
     if not args.tasks.allow_overlap and (both := overlap(train, test)["exact"]):
         raise UsageError(f"{both} of {len(test)} tasks to evaluate on are trained on too: take others for --tasks or "
                          "--eval-tasks, or go on with --allow-overlap")  # fmt: skip
@@ -347,13 +351,18 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     return train, test, make_folder(args.run.runs_dir, name, args)
 
 
-def check_baseline(algorithm: AlgorithmArgs) -> None:
-    """Refuses flags of A-RIDE that a baseline would not look at."""
+def check_unused(algorithm: AlgorithmArgs) -> None:
+    """Refuses flags that would change nothing beside the others."""
     from baselines import UNUSED  # here, as it needs torch
 
-    for name in UNUSED[algorithm.algo].split():
+    unused = dict.fromkeys(UNUSED.get(algorithm.algo, "").split(), f"--algo {algorithm.algo}")
+    if algorithm.target == "one_step":
+        unused.setdefault("retrace_lambda", "--target one_step")
+    if not algorithm.priority_alpha:
+        unused.setdefault("priority_weights", "--priority-alpha 0")
+    for name, by in unused.items():
         if getattr(algorithm, name) != getattr(AlgorithmArgs, name):
-            raise UsageError(f"--{name.replace('_', '-')}: --algo {algorithm.algo} does not use it: leave it out")
+            raise UsageError(f"--{name.replace('_', '-')}: {by} does not use it: leave it out")
 
 
 def judge_config(judge: JudgeArgs, folder: Path | None = None) -> JudgeConfig:

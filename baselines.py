@@ -21,9 +21,9 @@ Example, a success of three steps whose second lost value; DigiRL clones the fir
 
 Departs from DigiRL's code: V of a state after the end is 0 (there: what the critic says of it). V_traj labels the whole
 replay anew before every draw (there: once an iteration). From its paper: H is `HORIZON` for every trajectory, and R is
-the sum of the rewards. Everywhere: invalid actions are neither cloned nor pushed away, as in A-RIDE's advantage term.
-V-trace, which DistRL's paper lacks, is plain IMPALA: no DPER, no scaled or damped advantages, no trust region, no
-invalid-action term.
+the sum of the rewards. The learner gives invalid actions the advantage 0, as it does A-RIDE's: none is cloned or pushed
+away. V-trace, which DistRL's paper lacks, is plain IMPALA: no trust region, no invalid-action term here, no DPER, no
+scaled or damped advantages in the learner.
 """
 
 import math
@@ -38,6 +38,7 @@ TOP_QUANTILE = {"digirl": 0.1, "digirl_paper": 0.1, "filtered_bc": 0.1}
 # Flags of A-RIDE that change nothing for a baseline.
 UNUSED = {"vtrace": "negative_scale ratio_trust priority_alpha priority_weights target retrace_lambda invalid_coef"}
 UNUSED |= dict.fromkeys(TOP_QUANTILE, UNUSED["vtrace"] + " entropy_coef rho_clip")
+UNUSED["filtered_bc"] += " gamma critic_warmup"  # no critic
 HORIZON = 20  # H of the published filter, steps: the longest episode
 
 

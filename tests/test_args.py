@@ -26,7 +26,7 @@ def test_help_is_short_and_help_all_is_whole(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["run_distrl.py", module.SHOW_ALL])
     whole = options(capsys)
     flags = {f"--{name.replace('_', '-')}" for group in vars(module.Args()).values() for name in vars(group)}
-    assert short < whole == flags and len(short) <= 40
+    assert short < whole == flags and len(short) < 40 and {"--sync", "--screen-features"} <= short
 
 
 def test_lines_that_are_left_out_are_counted(tmp_path, capsys):

@@ -12,7 +12,7 @@ from test_learner import TAPS, changed, config, make, play, small, snapshot
 import aride
 import baselines
 import learner as module
-from args import AlgorithmArgs, Args, check_baseline, prepare
+from args import AlgorithmArgs, Args, check_unused, prepare
 from run_folder import UsageError
 
 ALGORITHMS = ("aride", "digirl", "digirl_paper", "filtered_bc", "vtrace")
@@ -269,13 +269,25 @@ def test_flags_that_are_refused_would_have_changed_nothing(algo):
     for flag, value in changes.items():
         assert value != getattr(AlgorithmArgs, flag)
         with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}: --algo {algo} does not use it"):
-            check_baseline(replace(AlgorithmArgs(algo=algo), **{flag: value}))
-    check_baseline(AlgorithmArgs(algo=algo))
+            check_unused(replace(AlgorithmArgs(algo=algo), **{flag: value}))
+    check_unused(AlgorithmArgs(algo=algo))
+    assert ("gamma" in changes) == ("critic_warmup" in changes) == (algo == "filtered_bc")
     runs = [learner_of(algo), learner_of(algo, **changes)]
     for learner in runs:
         for _ in range(2):
             learner.update()
     assert runs[0].updates == runs[1].updates == 2 and changed(*map(snapshot, runs)) == set()
+
+
+@pytest.mark.parametrize(("flags", "name"), [
+    ({"target": "one_step", "retrace_lambda": 0.9}, "--retrace-lambda: --target one_step"),
+    ({"priority_alpha": 0.0, "priority_weights": (1.0, 0.0, 0.0)}, "--priority-weights: --priority-alpha 0"),
+])  # fmt: skip
+def test_flags_that_another_one_makes_void_are_refused(flags, name):
+    with pytest.raises(UsageError, match=f"{name} does not use it: leave it out"):
+        check_unused(AlgorithmArgs(**flags))
+    for flag, value in flags.items():
+        check_unused(AlgorithmArgs(**{flag: value}))
 
 
 # ---------------------------------------------------------------------- ablations of A-RIDE

@@ -13,7 +13,7 @@ from test_learner import TAPS, play, small
 from test_run import TINY, Program
 
 import evaluation
-from args import Args, parse
+from args import Args, JudgeArgs, parse
 from journal import Journal
 from loaders import load_policy
 from replay import Trajectory
@@ -81,6 +81,21 @@ def test_the_runs_flags_hold_but_for_those_given_and_tasks_are_those_to_evaluate
     (base.parent / "text").mkdir()
     with pytest.raises(UsageError, match=f"^--eval {base.parent}/text: .*text has no config.json"):
         load_policy(line(monkeypatch, "--eval", base.parent / "text"))
+
+
+def test_an_evaluation_has_its_own_repeats_and_may_have_another_judge(tmp_path, monkeypatch):
+    args = Args()
+    args.tasks.tasks, args.tasks.eval_repeats, args.tasks.eval_train = tmp_path / "train.txt", 2, 64
+    args.judge = JudgeArgs("gemini", "gemini-x", judge_rpm=60.0, judge_votes=3)
+    base = make_folder(tmp_path, "base", args)
+    Journal(base / "journal.sqlite").close()
+    found = line(monkeypatch, "--eval", base, f"--tasks={tmp_path}/train.txt", "--episodes=16")
+    assert found.tasks.eval_tasks == args.tasks.tasks and found.tasks.eval_episodes == 16  # though it is the training's
+    assert (found.tasks.eval_repeats, found.tasks.eval_train, found.judge) == (1, 0, args.judge)
+    assert line(monkeypatch, "--eval", base, "--eval-repeats", "3").tasks.eval_repeats == 3
+    found = line(monkeypatch, "--eval", base, "--tasks", "a.txt", "--eval-tasks", "b.txt").tasks
+    assert (str(found.tasks), str(found.eval_tasks)) == ("a.txt", "b.txt")
+    assert line(monkeypatch, "--eval", base, "--judge", "rules").judge == JudgeArgs()
 
 
 def test_what_an_evaluation_that_was_cut_short_is_told(base):
