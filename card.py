@@ -3,8 +3,9 @@
     start = at_start(policy_path)                        # code, commit, policy, load: as they are before anything runs
     card = evaluation_card(args, judge, train_tasks, eval_tasks, final_rows, policy, start)
 
-Two numbers may be compared when their cards agree in all but what is asked about: `reproduce/plot.py` warns where they
-do not. Hashes are sha256: of instructions in their order, of prompts, of all Python files, of the policy's files.
+Two numbers may be compared when their cards agree in all but what is asked about: `reproduce/plot.py` warns where code,
+machine, versions, tasks, prompts, judge, step budget, repeats or starting policy do not. Hashes are sha256: of
+instructions in their order, of prompts, of all Python files, of the policy's files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -138,8 +140,12 @@ def task_hash(tasks: Sequence[Task]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what computed the result."""
-    packages = ("torch", "transformers", "numpy", "adbutils")
-    return {"python": sys.version.split()[0], **{name: importlib.metadata.version(name) for name in packages}}
+    packages = ("torch", "transformers", "tokenizers", "numpy", "pillow", "adbutils", "google-generativeai", "peft")
+    found = {"python": sys.version.split()[0]}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):  # peft is for --lora alone
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def machine() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from finished import Done
-from measure import held_out, over, wilson
+from measure import HELD_OUT, over, wilson
 from run import METHODS
 
 COLOURS = ("#2563eb", "#ea580c", "#15803d", "#9333ea", "#0891b2", "#be123c")
@@ -43,13 +43,15 @@ def draw_curves(axes, runs: dict[str, list[Done]], curve: Curve) -> None:
         axes.legend(fontsize=8, frameon=False)
 
 
-def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]]) -> None:
-    """Held-out success of each group: its mean with the 95 % interval of `rate`, and every run as a dot."""
+def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]], *path: str) -> None:
+    """Success of each group, on all held-out tasks or at another place of results.json: its mean with the 95 % interval
+    of `rate`, and every run as a dot."""
+    path = path or HELD_OUT
     axes.set_xlim(-0.5, len(groups) - 0.5)
     for place, runs in enumerate(groups):
-        values, found = [held_out(run) for run in runs], over(runs, "greedy", "final")
+        values, found = [run.percent(*path) for run in runs], over(runs, *path)
         if found.n:
-            low, high = wilson(runs, "greedy", "final") if found.n == 1 else found.interval
+            low, high = wilson(runs, *path) if found.n == 1 else found.interval
             reach = [[found.mean - low], [high - found.mean]]
             axes.errorbar(place, found.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4)

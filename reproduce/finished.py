@@ -132,9 +132,18 @@ def finished(folder: Path, methods: Sequence[str]) -> dict[str, list[Done]]:
 
 
 def keep_raw(runs: dict[str, list[Done]], to: Path) -> None:
-    """Copies what the tables are made of, so that they can be checked without the runs; no path of this machine."""
+    """Copies what the tables are made of, so that they can be checked without the runs; no path of this machine.
+
+    ValueError: there are files of other phones, or of another judge.
+    """
     raw = to / "raw"
     raw.mkdir(parents=True, exist_ok=True)
+    for run in (run for group in runs.values() for run in group):
+        before = json.loads(note(raw / f"{run.method}__{run.seed}.json") or "{}")
+        for name in ("phones", "judge"):
+            if before.get(name, run.results[name]) != run.results[name]:
+                raise ValueError(f"{raw} has runs with {name} {before[name]}, these are with {run.results[name]}: "
+                                 "name another --to")  # fmt: skip
     for run in (run for group in runs.values() for run in group):
         name = f"{run.method}__{run.seed}"
         for file, kind in (("results.json", "json"), ("metrics.csv", "csv"), ("config.json", "config.json"),
@@ -157,7 +166,7 @@ def kept(raw: Path, methods: Sequence[str]) -> dict[str, list[Done]]:
     for method in methods:
         for path in raw.glob(f"{method}__*.outcomes.csv"):
             name = path.name.removesuffix(".outcomes.csv")
-            results, config = (json.loads((raw / f"{name}.{kind}").read_text()) for kind in ("json", "config.json"))
+            results, config = (json.loads(note(raw / f"{name}.{kind}")) for kind in ("json", "config.json"))
             with path.open(newline="", encoding="utf-8") as file:
                 outcomes = [Outcome(float(row["minutes"]), bool(int(row["success"])) if row["success"] else None)
                             for row in csv.DictReader(file)]  # fmt: skip

@@ -2,21 +2,22 @@
 
 An interval is Student's over seeds, all on one list of tasks, and never narrower than what flipping verdicts do:
 
-    1.96 sqrt(f / (tasks x seeds)),    f: the share of verdicts that differ between two plays of a task (card.flips)
+    1.96 sqrt(f / (verdicts x seeds)),    f: the share of verdicts that differ between two plays of a task (card.flips)
 
 which is the 95 % reach of a difference of two methods by chance alone: a verdict's variance is f / 2. Of one run it is
-Wilson's over its episodes. Fewer than three seeds are no ground for a claim.
+Wilson's over its tasks. Runs of one seed count as one. Fewer than three seeds are no ground for a claim.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finished import Done, at
 
+HELD_OUT = ("greedy", "final")  # where results.json has success on all held-out tasks after training
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
 
 
@@ -67,8 +68,6 @@ def chance(runs: Sequence[Done], *path: str) -> float:
     """Points that flipping verdicts reach at this place of the results; 0 where nothing was repeated."""
     shares = [share for run in runs if (share := at(run.results, ["card", "flips"]).get("share")) is not None]
     counts = [at(run.results, path).get("n") or 0 for run in runs]
-    if path[-1] == "final":  # each task is played so often
-        counts = [n / (at(run.results, ["card"]).get("repeats") or 1) for n, run in zip(counts, runs, strict=True)]
     seeds = len({run.seed for run in runs})
     if not shares or not sum(counts):
         return 0.0
@@ -76,8 +75,9 @@ def chance(runs: Sequence[Done], *path: str) -> float:
 
 
 def over(runs: Sequence[Done], *path: str) -> Number:
-    """The success rate at this place of the results, over runs, in %."""
-    return number([run.percent(*path) for run in runs], chance(runs, *path), most=100.0)
+    """The success rate at this place of the results, over seeds, in %."""
+    groups = [[run.percent(*path) for run in runs if run.seed == seed] for seed in dict.fromkeys(r.seed for r in runs)]
+    return number([statistics.mean(group) for group in groups], chance(runs, *path), most=100.0)
 
 
 def rate(runs: Sequence[Done], *path: str) -> str:
@@ -92,21 +92,19 @@ def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
     return 100 * low, 100 * high
 
 
-def held_out(run: Done) -> float:
-    """Greedy success on all held-out tasks after training, %."""
-    return run.percent("greedy", "final")
-
-
-def difference(runs: Sequence[Done], others: Sequence[Done], value: Callable[[Done], float] = held_out) -> str:
-    """`value`, in %, of `runs` minus that of `others`, seed by seed; "within noise" where the interval holds 0."""
-    theirs = {run.seed: value(run) for run in others}
-    both = [run for run in runs if run.seed in theirs]
-    found = number([value(run) - theirs[run.seed] for run in both], chance([*both, *others], "greedy", "final"))
+def difference(runs: Sequence[Done], others: Sequence[Done]) -> str:
+    """Greedy success on all held-out tasks, in points, of `runs` minus that of `others`, seed by seed, with its
+    interval; "within noise" where that holds 0."""
+    theirs = {run.seed: run for run in others}
+    pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
+    rates = [[run.percent(*HELD_OUT) for run in pair] for pair in pairs]
+    found = number([one - other for one, other in rates], chance(sum(pairs, ()), *HELD_OUT))
     if not found.n:
         return "-"
     if found.n < 3:
         return f"{found.mean:+.1f}, {'2 seeds' if found.n == 2 else 'one seed'}: no claim"
-    return f"{found.mean:+.1f} ± {found.half:.1f}{', within noise' if found.half >= abs(found.mean) else ''}"
+    low, high = found.mean - found.half, found.mean + found.half
+    return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{', within noise' if low <= 0 <= high else ''}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence]) -> str:

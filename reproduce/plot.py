@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "reproduce")]
 
 from figures import draw_curves, draw_rates, figure  # noqa: E402
 from finished import WINDOW, Done, at, finished, keep_raw, kept  # noqa: E402
-from measure import difference, number, over, rate, table  # noqa: E402
+from measure import HELD_OUT, difference, number, over, rate, table  # noqa: E402
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
 from args import Args  # noqa: E402
@@ -42,6 +42,7 @@ PAPER = {
 }
 PAPER_ABLATION = {"no_dper": "about +8", "no_retrace": "about +6"}
 ORDER = "The paper's numbers are Gemini's verdicts on real Android: compare the order, not the height."
+SETS = tuple(("sets", name, "final") for name in ("General", "Web Shopping"))
 Runs = dict[str, list[Done]]
 
 
@@ -58,14 +59,18 @@ def table1(runs: Runs) -> tuple[str, dict]:
             "A-RIDE minus it", "n", "the paper's four"]  # fmt: skip
     where = ("sets", "General"), ("sets", "Web Shopping"), ("greedy",), ("sampled",)
     before = [rate(every, *path, "warmup") for path in where]
-    rows = [["warm start", "", before[0], "", *before[1:], "", len(every), paper("start", 0)]]
+    seeds = len({run.seed for run in every})
+    rows = [["warm start", "", before[0], "", *before[1:], "", seeds, paper("start", 0)]]
     for method, done in runs.items():
         cells = [rate(done, *path, phase) for path in where[:2] for phase in ("train", "final")]
         behind = "" if method == "aride" else difference(runs.get("aride", []), done)
-        rows.append([METHODS[method][0], *cells, rate(done, "greedy", "final"), rate(done, "sampled", "final"), behind,
+        rows.append([METHODS[method][0], *cells, rate(done, *HELD_OUT), rate(done, "sampled", "final"), behind,
                      len(done), paper(method, 0)])  # fmt: skip
-    made, axes = figure(1)
-    draw_rates(axes[0], [METHODS[method][0].split(" (")[0] for method in runs], list(runs.values()))
+    made, axes = figure(3)
+    labels = [METHODS[method][0].split(" (")[0] for method in runs]
+    for one, title, path in zip(axes, ("all test", "General test", "Web test"), (HELD_OUT, *SETS), strict=True):
+        draw_rates(one, labels, list(runs.values()), *path)
+        one.set_title(title)
     train = ", ".join(different(every, "card", "train_success"))
     text = f"\nTest: held-out instructions, greedy; all test weighs General and Web Shopping alike. Train: {train}. " \
         f"{ORDER} There, one agent for each set; here, one for both. Its DigiRL on one machine: 64.6 / 59.9 / 63.3 / " \
@@ -76,10 +81,10 @@ def table1(runs: Runs) -> tuple[str, dict]:
 def reference(runs: Runs) -> tuple[float, str]:
     """(F, or NaN; how it came about)"""
     found = runs.get("digirl_sync", [])
-    last = number([100 * run.last_success() for run in found])
+    last = number([100 * run.last_success() for run in found], most=100.0)
     if not last.n:
         return math.nan, f"No synchronous DigiRL of {WINDOW} training episodes or more yet, hence no F."
-    start = number([run.percent("sampled", "warmup") for run in found])
+    start = over(found, "sampled", "warmup")
     text = f"the synchronous DigiRL's last training success: {last.mean:.1f} % (n {last.n})"
     if not last.mean > start.mean:
         return math.nan, f"No F: {text}, is not above the warm start's on held-out tasks, sampled, {start.mean:.1f} %."
@@ -93,14 +98,16 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
         reached = number([run.minutes_to(success) for run in done])
         budget = statistics.mean(run.deadline for run in done)
         speed_up = f"{budget / reached.mean:.1f}x" if reached.n == len(done) else "-"
-        mean = number([100 * run.mean_success() for run in done])
+        mean = number([100 * run.mean_success() for run in done], most=100.0)
         rows.append([METHODS[method][0], number([run.trajectories for run in done]), reached,
-                     f"{reached.n} of {len(done)}", speed_up, mean, number([100 * run.last_success() for run in done]),
-                     f"{budget:.1f}", number([run.results["updates"] for run in done]), rate(done, "greedy", "final"),
-                     paper(method, 2), paper(method, 1)])  # fmt: skip
+                     f"{reached.n} of {len(done)}", speed_up, mean,
+                     number([100 * run.last_success() for run in done], most=100.0), f"{budget:.1f}",
+                     number([run.results["updates"] for run in done]),
+                     *(rate(done, *path) for path in (HELD_OUT, *SETS)), *(paper(method, i) for i in (2, 1))])
     head = ["", "trajectories", "minutes to F, where reached", "reached F", "minutes of training / minutes to F",
             "training success over the budget, mean, %", "at its end, %", "minutes of training", "updates",
-            "all test, %", "the paper: trajectories", "training success at the end, %"]  # fmt: skip
+            "all test, %", "General test, %", "Web test, %", "the paper: trajectories",
+            "training success at the end, %"]  # fmt: skip
     text += f" Training success: the last {WINDOW} episodes, sampled actions.\n\n{table(head, rows)}\nThe paper: " \
         f"General, 6,000 s, 32 emulators; DigiRL on one machine: 145 trajectories, 54 %. {ORDER}\n"
     made, axes = figure(3)
@@ -119,8 +126,8 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
 
 
 def ablation(runs: Runs) -> tuple[str, dict]:
-    rows = [[METHODS[method][0], rate(done, "greedy", "final"), rate(done, "sampled", "final"),
-             number([100 * run.mean_success() for run in done]),
+    rows = [[METHODS[method][0], rate(done, *HELD_OUT), rate(done, "sampled", "final"),
+             *(rate(done, *path) for path in SETS), number([100 * run.mean_success() for run in done], most=100.0),
              "" if method == "aride" else difference(runs.get("aride", []), done), len(done),
              PAPER_ABLATION.get(method, "")] for method, done in runs.items()]  # fmt: skip
     made, axes = figure(3)
@@ -130,8 +137,8 @@ def ablation(runs: Runs) -> tuple[str, dict]:
     axes[1].set(xlabel="trajectories", ylabel="training success")
     draw_curves(axes[2], main, lambda run: run.curve("trajectories", "stats/priority_ess"))
     axes[2].set(xlabel="trajectories", ylabel="effective share of the replay")
-    head = ["", "all test, %", "all test, sampled, %", "training success over the budget, mean, %", "A-RIDE minus it",
-            "n", "the paper's, General"]  # fmt: skip
+    head = ["", "all test, %", "all test, sampled, %", "General test, %", "Web test, %",
+            "training success over the budget, mean, %", "A-RIDE minus it", "n", "the paper's, General"]  # fmt: skip
     return f"{table(head, rows)}\n{ORDER}\n", {"ablation": made}
 
 
@@ -162,11 +169,13 @@ def collection(runs: Runs) -> tuple[str, dict]:
 
 
 def sensitivity(runs: Runs) -> tuple[str, dict]:
-    defaults = {name: value for group in vars(Args()).values() for name, value in vars(group).items()}
+    own = runs["aride"][0].config if "aride" in runs else {}
+    flags = [*map(vars, vars(Args()).values()), *own.values()]  # today's defaults, then those that it was run with
+    defaults = {name: value for group in flags for name, value in group.items()}
 
     def spelt(flag: str, value) -> str:
         values = defaults[flag] if value is None else value
-        text = " ".join(f"{v:g}" for v in (values if isinstance(values, tuple) else (values,)))
+        text = " ".join(f"{v:g}" for v in (values if isinstance(values, tuple | list) else (values,)))
         return f"{text} (default)" if value is None else text
 
     rows, (made, axes) = [], figure(len(SWEEPS))
@@ -175,7 +184,7 @@ def sensitivity(runs: Runs) -> tuple[str, dict]:
         groups = [runs.get(sweep_name(flag, value), []) for value in values]
         draw_rates(one, labels, groups)
         one.set_title(f"--{flag.replace('_', '-')}")
-        rows += [[f"--{flag.replace('_', '-')}", label, rate(done, "greedy", "final"),
+        rows += [[f"--{flag.replace('_', '-')}", label, rate(done, *HELD_OUT),
                   number([run.results["updates"] for run in done]), len(done)]
                  for label, done in zip(labels, groups, strict=True) if done]  # fmt: skip
     text = "\n--max-staleness is looked at on arrival only. The paper gives no sensitivity.\n"
@@ -194,7 +203,7 @@ def staleness(runs: Runs) -> tuple[str, dict]:
         if done := runs.get(f"bound_{bound}", []):
             values = [number([value(run) for run in done]) for value in (dropped, lag)]
             updates = number([run.results["updates"] for run in done])
-            rows.append([METHODS[f"bound_{bound}"][0], rate(done, "greedy", "final"), *values, updates, len(done)])
+            rows.append([METHODS[f"bound_{bound}"][0], rate(done, *HELD_OUT), *values, updates, len(done)])
     draw_rates(axes[0], [str(bound or "none") for bound in BOUNDS], [runs.get(f"bound_{b}", []) for b in BOUNDS])
     axes[0].set_xlabel("--max-staleness on arrival, publications (one an update)")
     head = ["trained on", "all test, %", "dropped as too old, %", "mean lag on arrival, publications", "updates", "n"]
@@ -228,7 +237,7 @@ def generalisation(runs: Runs) -> tuple[str, dict]:
 def pilot(runs: Runs) -> tuple[str, dict]:
     where = ("sets", "General"), ("sets", "Web Shopping"), ("greedy",), ("sampled",)
     rows = [[METHODS[method][0], *(rate(done, *path, "final") for path in where),
-             number([100 * run.mean_success() for run in done]), number([run.trajectories for run in done]),
+             number([100 * run.mean_success() for run in done], most=100.0), number([run.trajectories for run in done]),
              number([run.results["updates"] for run in done]), len(done)] for method, done in runs.items()]  # fmt: skip
     made, axes = figure(2)
     draw_rates(axes[0], list(runs), list(runs.values()))
@@ -251,7 +260,8 @@ def different(every: Sequence[Done], *path: str) -> list[str]:
 def warnings(every: Sequence[Done]) -> list[str]:
     """What the runs of one table must have in common, and have not."""
     alike = {"code": "code_sha256", "list of held-out tasks": "eval_sha256", "policy prompt": "policy_prompt_sha256",
-             "judge prompt": "judge_prompt_sha256", "starting policy": "policy_sha256",
+             "judge prompt": "judge_prompt_sha256", "starting policy": "policy_sha256", "judge": "judge",
+             "step budget": "step_budget", "number of repeats": "repeats", "set of versions": "versions",
              "machine": "machine"}  # fmt: skip
     found = {name: different(every, "card", key) for name, key in alike.items()}
     said = [f"more than one {name}: {' and '.join(values)}" for name, values in found.items() if len(values) > 1]
@@ -293,14 +303,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", required=True, choices=EXPERIMENTS)
     parser.add_argument("--budget", choices=BUDGETS, default="full")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce", help="where run.py put the runs")
-    parser.add_argument("--to", type=Path, help="where tables and figures go; default: reproduce/results/BUDGET")
+    parser.add_argument("--out", type=Path, help="where run.py put the runs; default: runs/reproduce")
+    parser.add_argument("--to", type=Path, help="where tables and figures go; default: reproduce/results/BUDGET, or "
+                                                "OUT/results/BUDGET")  # fmt: skip
     parser.add_argument("--kept", action="store_true", help="with what raw/ has of runs that are not in --out")
     args = parser.parse_args()
-    folder, to = args.out / args.budget, args.to or ROOT / "reproduce" / "results" / args.budget
+    folder = (args.out or ROOT / "runs" / "reproduce") / args.budget
+    to = args.to or (args.out or ROOT / "reproduce") / "results" / args.budget  # real phones' not among simulated ones'
     methods = EXPERIMENTS[args.experiment]
-    if runs := finished(folder, methods):
-        keep_raw(runs, to)
+    try:
+        if runs := finished(folder, methods):
+            keep_raw(runs, to)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if args.kept:
         runs = kept(to / "raw", methods)
     if not runs:

@@ -188,6 +188,13 @@ def command(method: str, seed: int, budget: str, out: Path, extra: list[str]) ->
     return folder, [*line, *words(flags, shown(out / budget / "tasks")), *extra]
 
 
+def compared(experiment: str) -> set[str]:
+    """Flags in which an experiment's methods differ, and those that are set for each run."""
+    flags = [METHODS[method][1] for method in EXPERIMENTS[experiment]]
+    differ = {name for name in set().union(*flags) if any(other.get(name) != flags[0].get(name) for other in flags)}
+    return differ | {"seed", "exp_name", "runs_dir", "resume", "eval"}
+
+
 def shown(path: Path) -> Path:
     """Relative below this repository, where runs start: what is committed names no folder of one machine."""
     return Path(os.path.relpath(path, ROOT)) if path.is_relative_to(ROOT) else path
@@ -221,17 +228,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)  # --seed is run_distrl.py's
     parser.add_argument("--experiment", required=True, choices=EXPERIMENTS, help="what to compare")
-    parser.add_argument("--budget", choices=BUDGETS, default="full", help="minutes of training: 3; small: 2.5")
+    parser.add_argument("--budget", choices=BUDGETS, default="full",
+                        help="minutes of training: 3; small: 2.5 (collection: 3)")  # fmt: skip
     parser.add_argument("--methods", nargs="+", help="only these of the experiment, such as aride digirl_sync")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 1 2 3; small, and pilot: 1")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "reproduce", help="where the runs go")
+    parser.add_argument("--out", type=Path, help="where the runs go; default: runs/reproduce")
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     args, extra = parser.parse_known_args()
-    out, seeds = args.out.absolute(), args.seeds or ([1] if args.experiment == "pilot" else BUDGETS[args.budget][1])
+    out = (args.out or ROOT / "runs" / "reproduce").absolute()
+    seeds = args.seeds or ([1] if args.experiment == "pilot" else BUDGETS[args.budget][1])
     methods, todo = EXPERIMENTS[args.experiment], []
     if unknown := set(args.methods or ()) - set(methods):
         parser.error(f"--methods {' '.join(sorted(unknown))}: {args.experiment} has {' '.join(methods)}")
     methods = args.methods or methods
+    for word in extra:  # it would come last, and win
+        if (flag := word.partition("=")[0]) in words(dict.fromkeys(compared(args.experiment), True), out):
+            parser.error(f"{flag} is what is compared, or this script's to set: see --seeds, --out, METHODS in run.py")
     for seed, method in itertools.product(seeds, methods):  # all methods, then the next seed
         folder, line = command(method, seed, args.budget, out, extra)
         found, run = state(folder, line)
@@ -256,7 +268,8 @@ def main() -> int:
                   file=sys.stderr)  # fmt: skip
             return code or 1
     print(f"\nAll {len(seeds) * len(methods)} runs are there. Tables and figures: "
-          f"python reproduce/plot.py --experiment {args.experiment} --budget {args.budget}")  # fmt: skip
+          f"python reproduce/plot.py --experiment {args.experiment} --budget {args.budget}"
+          + (f" --out {shlex.quote(str(args.out))}" if args.out else ""))  # fmt: skip
     return 0
 
 

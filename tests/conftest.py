@@ -7,6 +7,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads are 30 times slower on busy cores than one
 
+import importlib  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -71,6 +72,16 @@ def disconnect(phones, serial: str, kind: str) -> None:
     phones.fault(serial, kind)
     while list_devices(phones.host, phones.port)[serial] != kind:
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def scripts():
+    """(run, plot), the two scripts of reproduce/ as modules."""
+    sys.path.insert(0, str(ROOT / "reproduce"))
+    try:
+        yield importlib.import_module("run"), importlib.import_module("plot")
+    finally:
+        sys.path.remove(str(ROOT / "reproduce"))
 
 
 @pytest.fixture(scope="session")
