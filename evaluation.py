@@ -136,7 +136,8 @@ def results(run) -> dict:
         "judge_calls": run.ledger.summary() if run.ledger else None, "trivial_success": run.trivial,
         "seed": args.run.seed, "phones": run.phones, "algo": args.algorithm.algo, "stale": run.stale,
         "worker_restarts": run.pool.restarts, "phone_restarts": run.pool.phone_restarts,
-        "unsupported_text": run.unsupported, "date": time.strftime("%Y-%m-%d"), "versions": versions(),
+        "server_restarts": run.pool.server_restarts, "unsupported_text": run.unsupported,
+        "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         "card": evaluation_card(args, run.judge, *sets, evaluated[1], run.policy, run.start),
     }  # fmt: skip
     if run.recording:
@@ -198,7 +199,7 @@ def take_policy(args, folder: Path) -> None:
     if path.suffix != ".safetensors":
         policy, _ = load_policy(args)
         try:
-            state = load_checkpoint(run) if path == run else torch.load(path, weights_only=True)
+            state = load_checkpoint(run) if path == run else torch.load(path, "cpu", weights_only=True)
             policy.load_state_dict(state["learner"]["policy"])
         except Exception as error:  # torch's reader raises of every kind
             why = "it has neither policy.safetensors nor a checkpoint" if path == run else str(error).splitlines()[0]

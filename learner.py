@@ -19,7 +19,8 @@ policy learns from out of the trajectories with the highest R - V_traj.
 
 Departs from the paper
   - V is trained on the discounted return (soft labels), not on 1[G > 0]: with gamma < 1 a success *probability* makes
-    the advantage of every good step about -(1 - gamma) V, which unlearns what works.
+    the advantage of every good step about -(1 - gamma) V, which unlearns what works. At a cut it bootstraps. Ratios
+    are left at 1, lambda too: critics learn what happened, the actor's targets are corrected.
   - The critic learns alone first (`critic_warmup` updates on the first `learning_starts` trajectories): an untrained
     critic's advantages destroyed the policy.
   - An invalid action counts in the invalid-action term alone. It did nothing, and its tokens, up to 64 improbable ones,
@@ -27,7 +28,7 @@ Departs from the paper
   - The screens' projection (`image_dense`) is not trained: it stays as the warm start left it.
   - Negative advantages are scaled by `negative_scale`: pushing probability away from one action gives it to any other.
   - DPER: only the batch that the policy learns from sets new priorities, the critics' further batches do not. All are
-    refreshed every 200 updates, 400 trajectories at the defaults.
+    refreshed every 200 updates, 400 trajectories at the defaults. A ratio counts as at most 10 in them.
 """
 
 from __future__ import annotations
@@ -212,7 +213,6 @@ class Learner:
         """What V_step learns, [B, T], and whether that is a soft label."""
         if self.config.algo in ("digirl", "digirl_paper"):  # the outcome
             return aride.discounted_returns(rewards=batch["rewards"], mask=batch["mask"], gamma=1.0), False
-        # On-policy ratios, lambda 1: the critics learn what happened; correction and trace are the actor's.
         log_rho = torch.zeros_like(batch["rewards"])
         if self.config.algo == "vtrace" and self.updates:  # IMPALA's critic is corrected too
             log_rho = self._scores(batch)[0] - batch["behavior_logprob"]

@@ -20,7 +20,7 @@ from threading import Lock
 
 from report_curves import draw_curves
 from report_page import page
-from run_data import read_run
+from run_data import read_run, write_whole
 
 SCREENS = 60  # trajectories whose screens are in the page
 EVERY = 15  # s between two pages of --live
@@ -36,13 +36,6 @@ def write_report(folder: str | os.PathLike, screens: int = SCREENS) -> tuple[Pat
     return paths
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """The file as it was, or as it is to be; never half of it."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def serve(folder: Path, port: int, screens: int, every: int = EVERY) -> ThreadingHTTPServer:
     """A server of the run's page on 127.0.0.1, not yet at work. A page is made when one is asked for, and is then good
     for `every` seconds; port 0 takes a free one. Raises FileNotFoundError, OSError."""
@@ -52,7 +45,7 @@ def serve(folder: Path, port: int, screens: int, every: int = EVERY) -> Threadin
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            host = self.headers.get("Host", "").rpartition(":")[0]
+            host = self.headers.get("Host", "").partition(":")[0]
             if host not in ("127.0.0.1", "localhost"):  # a name of someone else's that leads here
                 return self.send_error(403, "only 127.0.0.1")
             if self.path.partition("?")[0] != "/":

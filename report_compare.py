@@ -11,12 +11,11 @@ It knows nothing of how much runs of different seeds differ: for claims about me
 
 import html
 import math
-import os
 from pathlib import Path
 
 from report_curves import draw_comparison
 from report_page import assemble, cell, flatten, images, table
-from run_data import Run, evaluations, phase_of, read_run, wilson_interval
+from run_data import Run, evaluations, phase_of, read_run, wilson_interval, write_whole
 
 Rate = tuple[float, float, float]  # rate, low, high
 
@@ -31,9 +30,7 @@ def write_comparison(folders: list[Path], out: Path | None = None) -> Path:
     """Writes the page; returns its path. Raises FileNotFoundError: one of the folders is no run's."""
     runs = [read_run(folder) for folder in folders]
     out = out or folders[0].resolve().parent / "compare.html"
-    temporary = out.with_name(out.name + ".new")
-    temporary.write_bytes(comparison(runs).encode("utf-8", "replace"))
-    os.replace(temporary, out)
+    write_whole(out, comparison(runs).encode("utf-8", "replace"))
     return out
 
 

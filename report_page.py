@@ -43,8 +43,9 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "stats/server_batch": ("requests that the policy server answers at once", "1 to a few"),
     "stats/learner_idle": ("share of time the learner waited for data", "below 0.5; near 1: more workers"),
     "stats/phone_idle": ("share of the phones' time that they wait for the policy", "below 0.1"),
-    "stats/worker_restarts": ("workers that died or fell silent and were replaced", "0"),
+    "stats/worker_restarts": ("workers that died or fell silent and were replaced, since the last start", "0"),
     "stats/phone_restarts": ("phones restarted after three outages in a row", "0"),
+    "stats/server_restarts": ("policy servers that died or fell silent and were replaced", "0"),
     "stats/judge_unknown": ("training episodes that the judge could not decide: kept, never trained on", "0"),
     "stats/judge_calls": ("calls of a paid judge, all that were made", "as budgeted"),
     "stats/judge_usd": ("their price in US dollars", "as budgeted"),
@@ -61,8 +62,8 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "trajectories": ("training trajectories that have come in", ""),
     "env_steps": ("environment steps of this session, all workers", ""),
 }
-FAULTS = """judge_unknown trivial_success judge_calls judge_usd worker_restarts phone_restarts stale_dropped nan_skips
-    unsupported_text invalid_actions""".split()
+FAULTS = """judge_unknown trivial_success judge_calls judge_usd worker_restarts phone_restarts server_restarts
+    stale_dropped nan_skips unsupported_text invalid_actions""".split()
 PARTS = {  # of a step's seconds: colour, meaning
     "policy": ("#2563eb", "waiting for the policy: its queue, its network, the screen's feature"),
     "input": ("#ea580c", "the phone does the action: tap, swipe, typing, key"),
@@ -114,11 +115,11 @@ def family_table(run: Run) -> str:
     for mode in ("greedy", "sampled"):
         before, after = (phase_of(results, mode, phase) for phase in ("warmup", "final"))
         if after:
-            rates = before.get("success_rate"), after.get("success_rate"), after.get("n")
-            lines.append((f"all, {mode} actions", dict(zip(("warmup", "final", "n"), rates, strict=True))))
+            rates = {"warmup": before.get("success_rate"), "final": after.get("success_rate")}
+            lines.append((f"all, {mode} actions", after | rates))
     for name, value in lines:
         before, after, n = value.get("warmup"), value.get("final"), value.get("n") or 0
-        low, high = wilson_interval((after or 0) * n, n)
+        low, high = value.get("ci95") or wilson_interval((after or 0) * n, n)
         change = "" if before is None or after is None else f"{100 * (after - before):+.0f} points"
         interval = f"{low:.0%} to {high:.0%}" if n else ""
         rates = ["" if rate is None else f"{rate:.1%}" for rate in (before, after)]
@@ -208,12 +209,13 @@ def fault_table(run: Run, spent: dict[str, Counter]) -> str:
     """Counts of the judge and of faults, with what each means; what should be 0 and is not, is marked."""
     splits = Counter("training" if entry.split == "train" else "evaluation"
                      for entry in run.entries if entry.success is None)  # fmt: skip
-    rows = []
-    for name in FAULTS:
+    rows, calls = [], run.results.get("judge_calls") or {}
+    told = run.results | {"judge_calls": calls.get("calls"), "judge_usd": calls.get("usd")}
+    for name in FAULTS:  # metrics.csv ends with training, results.json has the evaluation after it too
         column = f"stats/{name}"
-        values = run.series(column)[1] or [value for value in [run.results.get(name)] if isinstance(value, int | float)]
+        values = [x for x in (*run.series(column)[1][-1:], told.get(name)) if isinstance(x, int | float)]
         if values:
-            rows.append((name, values[-1], *MEANING[column]))
+            rows.append((name, max(values), *MEANING[column]))
     counted = (("episodes without a verdict, evaluations", splits["evaluation"], "in no success rate", "0"),
                ("phone outages", sum(c["outages"] for c in spent.values()), "episodes that an outage of the phone "
                 "ended: without a verdict, never trained on", "0"))  # fmt: skip

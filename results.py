@@ -152,7 +152,8 @@ def summarise(warmup: Sequence[Row], final: Sequence[Row]) -> dict:
     families = {}
     for family in dict.fromkeys(row[0] for row in [*warmup, *final]):
         rates = {phase: rate([row for row in rows if row[0] == family]) for phase, rows in phases.items()}
-        families[family] = {phase: r["success_rate"] for phase, r in rates.items()} | {"n": rates["final"]["n"]}
+        families[family] = {phase: r["success_rate"] for phase, r in rates.items()}
+        families[family] |= {name: rates["final"][name] for name in ("ci95", "n")}
     return {
         "warmup_success_rate": modes["greedy"]["warmup"]["success_rate"],
         **modes["greedy"]["final"],

@@ -46,6 +46,13 @@ class Run:
         return [row.get("trajectories", math.nan) for row in rows], [row[column] for row in rows]
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """The file as it was, or as it is to be; never half of it."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
 def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % interval of a success rate; (0, 1) when nothing was judged. ValueError: impossible counts."""
     if not 0 <= successes <= n:

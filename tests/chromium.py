@@ -2,6 +2,8 @@
 
     with Chromium() as browser:
         browser.open("file:///.../report.html"); browser.js("document.title"); browser.click("#next"); browser.problems
+
+    python tests/chromium.py runs/NAME/report.html docs/report.png      # the page as a picture
 """
 
 import base64
@@ -10,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -144,3 +147,11 @@ class Chromium:
         """The page as a PNG, all of its height."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         Path(path).write_bytes(base64.b64decode(data))
+
+
+if __name__ == "__main__":
+    with Chromium() as chromium:
+        chromium.size(1200, 900)
+        chromium.open(Path(sys.argv[1]).resolve().as_uri())
+        chromium.screenshot(Path(sys.argv[2]))
+        sys.exit("\n".join(chromium.problems))

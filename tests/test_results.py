@@ -53,8 +53,9 @@ def test_the_headline_is_greedy_and_families_count_both_modes():
     results = summarise(WARMUP, FINAL)
     assert results["warmup_success_rate"] == 0.5 and results["success_rate"] == 1.0 and results["n"] == 2
     assert results["sampled"]["final"]["success_rate"] == 0.0 and results["sampled"]["final"]["unjudged"] == 1
-    assert results["families"]["alarm"] == {"warmup": 0.5, "final": 0.5, "n": 2}
-    assert results["families"]["maps"] == {"warmup": 1.0, "final": 1.0, "n": 1}
+    families = results["families"]
+    assert families["alarm"] == {"warmup": 0.5, "final": 0.5, "n": 2, "ci95": list(wilson_interval(1, 2))}
+    assert families["maps"] == {"warmup": 1.0, "final": 1.0, "n": 1, "ci95": list(wilson_interval(1, 1))}
 
 
 def tasks(*instructions: str) -> list:
