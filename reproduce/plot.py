@@ -16,6 +16,7 @@ its mean over seeds; a run's time is when its own first reaches F. There is no F
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -31,6 +32,7 @@ from measure import HELD_OUT, difference, number, over, rate, table  # noqa: E40
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
 from args import Args  # noqa: E402
+from calibrate import table as judges  # noqa: E402
 
 # The paper's, on real Android, Gemini's verdicts: success % on General train, test, Web train, test after its budget;
 # training success on General, and trajectories, after 6,000 s with 32 emulators. "digirl_sync": on several machines.
@@ -274,9 +276,8 @@ def warnings(every: Sequence[Done]) -> list[str]:
 def provenance(runs: Runs, budget: str) -> str:
     """On what, how long, with which code and commands: of all runs of the experiment."""
     every = [run for done in runs.values() for run in done]
-    flips = number([100 * share for run in every
-                    if (share := at(run.results, ("card", "flips")).get("share")) is not None])  # fmt: skip
-    noise = f"{flips} % of verdicts flip between repeats" if flips.n else "no repeats, so no measured noise"
+    flips = [share for run in every if (share := at(run.results, ("card", "flips")).get("share")) is not None]
+    noise = f"{statistics.mean(flips):.0%} of verdicts flip between repeats" if flips else "no repeats, no noise known"
     facts = {"phones": ["phones"], "judge": ["judge"], "its error": ["card", "judge_error"],
              "machine": ["card", "machine"], "code": ["card", "code_sha256"], "commit": ["card", "git_commit"],
              "starting policy": ["card", "policy_sha256"], "held-out tasks": ["card", "eval_sha256"],
@@ -307,14 +308,17 @@ def main() -> int:
     parser.add_argument("--to", type=Path, help="where tables and figures go; default: reproduce/results/BUDGET, or "
                                                 "OUT/results/BUDGET")  # fmt: skip
     parser.add_argument("--kept", action="store_true", help="with what raw/ has of runs that are not in --out")
+    parser.add_argument("--calibration", type=Path, help="folder of `evaluator.py --calibrate`: the judges' errors, "
+                                                         "onto the page")  # fmt: skip
     args = parser.parse_args()
     folder = (args.out or ROOT / "runs" / "reproduce") / args.budget
     to = args.to or (args.out or ROOT / "reproduce") / "results" / args.budget  # real phones' not among simulated ones'
     methods = EXPERIMENTS[args.experiment]
     try:
+        measured = json.loads((args.calibration / "calibration.json").read_text()) if args.calibration else {}
         if runs := finished(folder, methods):
             keep_raw(runs, to)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.kept:
@@ -325,6 +329,8 @@ def main() -> int:
         return 1
     text, figures = globals()[args.experiment](runs)
     page = f"# {args.experiment}\n\n{text}{provenance(runs, args.budget)}"
+    if measured:
+        page += f"\nJudges against labelled screens, {args.calibration.name}/:\n\n```\n{judges(measured)}\n```\n"
     if missing := [method for method in methods if method not in runs]:
         page += f"\nNot run: {', '.join(missing)}.\n"
     for name, made in figures.items():

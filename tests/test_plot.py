@@ -207,6 +207,15 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
         assert cells(page, "warm start")[:6] == ["", "41.0", "", "43.0", "48.0", "30.0"]
     if experiment == "generalisation":
         assert "| after | 72.5 ± 0.7 [" in page and "| 73.5 ± 0.7 [" in page and "| 74.5 ± 0.7 [" in page
+    if experiment == "table1":
+        found = {"rate": 0.9, "ci95": [0.8, 0.95], "n": 50}
+        found = {"agreement": found, "false_success": found, "false_failure": found, "unknown": 1, "n": 51}
+        (tmp_path / "calibration.json").write_text(json.dumps({"gemini:x": found}))
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [*sys.argv, "--calibration", str(tmp_path)])
+            assert plot.main() == 0 and "gemini:x" in (line := capsys.readouterr().out) and "90.0% (80% to 95%)" in line
+            patch.setattr(sys, "argv", [*sys.argv[:-1], str(raw)])
+            assert plot.main() == 1 and "calibration.json" in capsys.readouterr().err
     if experiment == "pilot":  # real phones' runs do not take the place of simulated ones'
         kept = json.loads((raw / f"{first}__1.json").read_text())
         (raw / f"{first}__1.json").write_text(json.dumps(kept | {"phones": "2 phones"}))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alone import run_alone
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -71,6 +72,24 @@ def test_snippet_runs(number):
     done = subprocess.run([sys.executable, "-c", BLOCKS[number]], cwd=ROOT, env=environment, timeout=120,
                           capture_output=True, text=True)
     assert done.returncode == 0, f"README.md, Python block {number + 1}:\n{BLOCKS[number]}\n{done.stderr}"
+
+
+ALONE = {  # a line of the block: the files that it needs, and the packages
+    "from evaluator import JudgeConfig, V": ("evaluator judge_clients judge_ledger", ["numpy", "pillow", "PIL"]),
+    "from tasks import generate_tasks": ("tasks task_rules task_words", []),
+    "from android_env import": ("android_env adb_phone ui_state", ["adbutils", "numpy", "pillow", "PIL"]),
+}
+
+
+@pytest.mark.parametrize("first", ALONE)
+def test_the_files_that_a_block_names_are_all_that_it_needs(first, tmp_path):
+    """Those of aride.py, replay.py and policy.py: in their own tests."""
+    block, = (block for block in BLOCKS if first in block)
+    files, needs = ALONE[first]
+    what = "import android_env" if "sim" in block else block  # without a phone
+    assert all(f"`{name}.py`" in README.read_text().split(block)[0].rpartition("```\n")[2] for name in files.split())
+    done = run_alone([ROOT / f"{name}.py" for name in files.split()], needs, what, "", tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 if __name__ == "__main__":
