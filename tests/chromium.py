@@ -154,4 +154,4 @@ if __name__ == "__main__":
         chromium.size(1200, 900)
         chromium.open(Path(sys.argv[1]).resolve().as_uri())
         chromium.screenshot(Path(sys.argv[2]))
-        sys.exit("\n".join(chromium.problems))
+        sys.exit("\n".join(chromium.problems) or None)
