@@ -72,7 +72,7 @@ def table1(runs: Runs) -> tuple[str, dict]:
     labels = [METHODS[method][0].split(" (")[0] for method in runs]
     for one, title, path in zip(axes, ("all test", "General test", "Web test"), (HELD_OUT, *SETS), strict=True):
         draw_rates(one, labels, list(runs.values()), *path)
-        one.set_title(title)
+        one.set(title=title, ylim=(0, 103))
     train = ", ".join(different(every, "card", "train_success"))
     text = f"\nTest: held-out instructions, greedy; all test weighs General and Web Shopping alike. Train: {train}. " \
         f"{ORDER} There, one agent for each set; here, one for both. Its DigiRL on one machine: 64.6 / 59.9 / 63.3 / " \
