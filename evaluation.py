@@ -116,7 +116,7 @@ def results(run) -> dict:
     from journal import Journal
     from results import breakdown, summarise
 
-    args, tasks = run.args, run.args.tasks
+    args, tasks, counts = run.args, run.args.tasks, run.counts()
     evaluated = run.evaluations.get("warmup", []), run.evaluations.get("final", [])
     sets = run.train_tasks, run.eval_tasks
     played = run.evaluations.get("final_train", [])
@@ -135,8 +135,8 @@ def results(run) -> dict:
         "judge": run.judge.name, "judge_votes": run.judge.votes, "judge_unknown": run.unknown,
         "judge_calls": run.ledger.summary() if run.ledger else None, "trivial_success": run.trivial,
         "seed": args.run.seed, "phones": run.phones, "algo": args.algorithm.algo, "stale": run.stale,
-        "worker_restarts": run.pool.restarts, "phone_restarts": run.pool.phone_restarts,
-        "server_restarts": run.pool.server_restarts, "unsupported_text": run.unsupported,
+        "worker_restarts": counts["restarts"], "phone_restarts": counts["phone_restarts"],
+        "server_restarts": counts["server_restarts"], "unsupported_text": run.unsupported,
         "date": time.strftime("%Y-%m-%d"), "versions": versions(),
         "card": evaluation_card(args, run.judge, *sets, evaluated[1], run.policy, run.start),
     }  # fmt: skip

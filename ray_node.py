@@ -18,9 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worker import Episode
-
-COUNTS = ("env_steps", "restarts", "phone_restarts", "server_restarts")
+from worker import COUNTS, Episode
 
 
 class NodeActors:

@@ -40,9 +40,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_node import COUNTS, NodeActors
+from ray_node import NodeActors
 from run_folder import UsageError
-from worker import Episode
+from worker import COUNTS, Episode
 
 ROOT = Path(__file__).resolve().parent
 NOT_SENT = [".git", "runs", "tests", "docs", "benchmarks", "reproduce", "*.safetensors", "**/__pycache__"]

@@ -43,7 +43,7 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "stats/server_batch": ("requests that the policy server answers at once", "1 to a few"),
     "stats/learner_idle": ("share of time the learner waited for data", "below 0.5; near 1: more workers"),
     "stats/phone_idle": ("share of the phones' time that they wait for the policy", "below 0.1"),
-    "stats/worker_restarts": ("workers that died or fell silent and were replaced, since the last start", "0"),
+    "stats/worker_restarts": ("workers that died or fell silent and were replaced", "0"),
     "stats/phone_restarts": ("phones restarted after three outages in a row", "0"),
     "stats/server_restarts": ("policy servers that died or fell silent and were replaced", "0"),
     "stats/judge_unknown": ("training episodes that the judge could not decide: kept, never trained on", "0"),
@@ -60,7 +60,7 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "step": ("updates of the policy", ""),
     "wall_seconds": ("seconds of training", ""),
     "trajectories": ("training trajectories that have come in", ""),
-    "env_steps": ("environment steps of this session, all workers", ""),
+    "env_steps": ("environment steps, all workers, evaluations included", ""),
 }
 FAULTS = """judge_unknown trivial_success judge_calls judge_usd worker_restarts phone_restarts server_restarts
     stale_dropped nan_skips unsupported_text invalid_actions""".split()

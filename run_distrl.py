@@ -95,13 +95,13 @@ class Experiment:
         self.idle_seconds = 0.0
         self.silence, self.waited = silence(args), 0.0  # s; so long without a step or trajectory until now
         self.steps = 0  # env_steps of the pool when the last one came
+        self.counted: dict[str, int] = {}  # `counts` of the sessions before this one
         self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
         self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
         self.update_metrics: dict[str, float] = {}
         self.alarms: set[str] = set()  # kinds of those in the last row of metrics.csv
         self.told: set[str] = set()  # errors of the actors that were told
-        self.stopping = False
-        self.tracker = None
+        self.stopping, self.tracker = False, None
         self.phones = "simulated"
 
     # ------------------------------------------------------------------ trajectories in
@@ -276,16 +276,17 @@ class Experiment:
         if not self.recent:
             print(f"  {self.pool.alive} phones alive, waiting for the first trajectories", flush=True)
             return
+        counts, tasks = self.counts(), self.args.tasks
         metrics = recent_metrics(list(self.recent), time.monotonic(), seconds) | self.update_metrics | {
             "charts/SPS": sps, "stats/learner_idle": self.idle_seconds / max(seconds, 1e-9),
-            "stats/worker_restarts": self.pool.restarts, "stats/phone_restarts": self.pool.phone_restarts,
+            "stats/worker_restarts": counts["restarts"], "stats/phone_restarts": counts["phone_restarts"],
             "stats/judge_unknown": self.unknown, "stats/trivial_success": self.trivial,
             "stats/unsupported_text": self.unsupported, "stats/stale_dropped": self.stale,
             "stats/nan_skips": self.learner.skipped, "stats/replay_size": len(self.learner.replay),
             "stats/priority_ess": priority_ess(self.learner.replay.state_dict()["masses"]),
         }  # fmt: skip
-        faults = ((self.pool.server_restarts, "policy server", "replaced"), (self.pool.restarts, "worker", "replaced"),
-                  (self.pool.phone_restarts, "phone", "restarted"))  # fmt: skip
+        faults = ((counts["server_restarts"], "policy server", "replaced"), (counts["restarts"], "worker", "replaced"),
+                  (counts["phone_restarts"], "phone", "restarted"))  # fmt: skip
         again = "".join(f", {number} {what}{'s' * (number > 1)} {done}" for number, what, done in faults if number)
         judged = ""
         if self.ledger:
@@ -297,19 +298,24 @@ class Experiment:
         for kind in [kind for kind in found if kind not in self.alarms]:
             print(f"  warning: {found[kind]}", flush=True)
         self.alarms = set(found)
-        tasks = self.args.tasks
-        per_minute = metrics["charts/trajectories_per_minute"]
+        per_minute, rate = metrics["charts/trajectories_per_minute"], metrics["charts/success_rate"]
         left = max(0, tasks.total_trajectories + self.offline - self.trajectories) / max(per_minute, 1e-9) * 60
         if tasks.train_minutes:
             left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
         print(
-            f"  {self.trajectories:5d} trajectories | success {share(metrics['charts/success_rate'])} "
+            f"  {self.trajectories:5d} trajectories | success {'-' if rate is None else f'{rate:.2f}'} "
             f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "
             f"| {self.learner.updates:4d} updates | phones {self.pool.alive}/{self.args.phones.num_workers} "
             f"(waiting {metrics['stats/phone_idle']:.0%}{again}) {judged}| left {int(left // 60)}:{int(left % 60):02d}",
             flush=True,
         )
         self.record(metrics)
+
+    def counts(self) -> dict[str, int]:
+        """The actors' counters over all sessions of this run; a kill loses those since the last checkpoint."""
+        from worker import COUNTS
+
+        return {name: self.counted.get(name, 0) + getattr(self.pool, name, 0) for name in COUNTS}
 
     def warn(self) -> None:
         """What last befell a worker or its phone, with its remedy; the same words once only."""
@@ -325,12 +331,11 @@ class Experiment:
         self.note_learnt()
         row = {
             "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
-            "trajectories": self.trajectories, "env_steps": self.pool.env_steps,
+            "trajectories": self.trajectories, "env_steps": self.counts()["env_steps"],
         }  # fmt: skip
         append_metrics(self.folder / "metrics.csv", row | metrics)
         if self.tracker:
-            known = {name: value for name, value in metrics.items() if value is not None}
-            self.tracker.log(known, step=self.trajectories)
+            self.tracker.log({k: value for k, value in metrics.items() if value is not None}, step=self.trajectories)
 
     def note_learnt(self) -> None:
         """Into the journal: what the last updates made of their trajectories, for report.html."""
@@ -354,7 +359,8 @@ class Experiment:
         warmup = self.evaluations.get("warmup", []) if evaluation.complete(self, "warmup") else []
         state = {
             "learner": self.learner.state_dict(), "schedule": self.schedule.state_dict(),
-            "torch_rng": torch.get_rng_state(), "counters": {k: getattr(self, k) for k in self.COUNTERS},
+            "torch_rng": torch.get_rng_state(),
+            "counters": {k: getattr(self, k) for k in self.COUNTERS} | {"counted": self.counts()},
             "pace": torch.tensor(self.pace, dtype=torch.float64),  # [updates, 3]: 24 bytes an update, all that grows
             "warmup": [list(row) for row in warmup],
         }  # fmt: skip
@@ -448,11 +454,6 @@ class Experiment:
         return results
 
 
-def share(rate: float | None) -> str:
-    """A rate for a person; "-" when nothing has a verdict."""
-    return "-" if rate is None else f"{rate:.2f}"
-
-
 def go_on(args: Args, folder: Path) -> str:
     """What to do with a run that was cut short, for a person."""
     if args.run.eval:
@@ -475,7 +476,7 @@ def run(args: Args, team=None) -> int:
         if not args.run.resume:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    except (RunStopped, FloatingPointError, LedgerError, JournalError, AndroidEnvError) as error:
+    except (RunStopped, FloatingPointError, LedgerError, JournalError, AndroidEnvError, BrokenPipeError) as error:
         raise RunStopped(f"{error}\n{go_on(args, folder)}") from error
     except OSError as error:  # a row of metrics.csv, the report, a line of a log
         if error.errno not in FULL:

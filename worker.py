@@ -53,6 +53,7 @@ from tasks import Task
 OUTAGES = 3  # in a row, then the phone is restarted
 BATCH_WAIT = 0.02  # share of the last batch's time that the policy server waits for a fuller one
 RESTART_PHONE = 3  # exit code of a worker that asks for it
+COUNTS = ("env_steps", "restarts", "phone_restarts", "server_restarts")  # attributes of every pool of workers
 
 
 @dataclass(frozen=True)

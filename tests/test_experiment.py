@@ -313,6 +313,8 @@ def test_a_disk_that_is_full_at_any_write_is_one_error_and_what_to_do(tmp_path, 
         assert said.count("\n") == 2
     assert failing(JournalError("journal x: disk I/O error")) == 1
     assert capsys.readouterr().err.startswith("error: journal x: disk I/O error\nGo on with: ")
+    assert failing(BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1  # `python run_distrl.py | head`
+    assert capsys.readouterr().err.startswith("error: [Errno 32] Broken pipe\nGo on with: ")
     with pytest.raises(PermissionError):  # not of the disk: it is ours to mend
         failing(PermissionError(errno.EACCES, "Permission denied"))
 

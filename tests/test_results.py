@@ -279,4 +279,6 @@ def test_A4_what_phones_could_not_type_is_told_once_and_counted_and_so_are_resta
     run.save()
     again = Experiment(args, tmp_path, [task], [task], policy)
     again.load()
+    again.pool = SimpleNamespace(restarts=1, phone_restarts=0, server_restarts=0, env_steps=7)
     assert again.unsupported == 3
+    assert again.counts() == {"env_steps": 12, "restarts": 4, "phone_restarts": 2, "server_restarts": 1}
