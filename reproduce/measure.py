@@ -92,13 +92,14 @@ def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
     return 100 * low, 100 * high
 
 
-def difference(runs: Sequence[Done], others: Sequence[Done]) -> str:
-    """Greedy success on all held-out tasks, in points, of `runs` minus that of `others`, seed by seed, with its
-    interval; "within noise" where that holds 0."""
+def difference(runs: Sequence[Done], others: Sequence[Done], *path: str) -> str:
+    """Greedy success on all held-out tasks, or at another place of the results, in points, of `runs` minus that of
+    `others`, seed by seed, with its interval; "within noise" where that holds 0."""
+    path = path or HELD_OUT
     theirs = {run.seed: run for run in others}
     pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
-    rates = [[run.percent(*HELD_OUT) for run in pair] for pair in pairs]
-    found = number([one - other for one, other in rates], chance(sum(pairs, ()), *HELD_OUT))
+    rates = [[run.percent(*path) for run in pair] for pair in pairs]
+    found = number([one - other for one, other in rates], chance(sum(pairs, ()), *path))
     if not found.n:
         return "-"
     if found.n < 3:

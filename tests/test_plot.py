@@ -116,6 +116,18 @@ def test_differences_are_taken_seed_by_seed_and_noise_is_called_noise(scripts, r
     assert plot.difference(done["aride"], done["digirl_sync"]) == "+20.0 [-0.7, +40.7], within noise"
 
 
+def test_what_a_page_claims_is_a_difference_seed_by_seed(scripts, runs):
+    _, plot = scripts
+    done = plot.finished(runs / "runs" / "full", ["aride", "digirl_sync"])  # 80, 84, 82 and 60, 61, 65
+    found = "+20.0 [+12.5, +27.5]"  # of 20, 23, 17
+    page, _ = plot.staleness({"bound_2": done["digirl_sync"], "bound_0": done["aride"]})
+    assert cells(page, "at most 2 publications old on arrival")[1] == found and cells(page, "of any age")[1] == ""
+    page, _ = plot.generalisation({"unseen": done["aride"], "unseen_digirl_sync": done["digirl_sync"]})
+    assert cells(page, "A-RIDE minus it") == ["after", found, found, found, "3"]
+    page, _ = plot.sensitivity({"aride": done["aride"], "entropy_coef_0.01": done["digirl_sync"]})
+    assert f"| {found} |" in page
+
+
 def test_runs_of_one_seed_count_as_one(scripts, runs):
     """As those of the warm start, which every method begins with."""
     _, plot = scripts
@@ -196,8 +208,9 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
         "table1": ("DigiRL, synchronous", ["91.0", "74.5", "88.0", "66.5", "71.5", "64.5"]),
         "ablation": ("without DPER", ["71.5", "64.5"]),
         "collection": ("asynchronous", ["4", "20.0", "100 %", "2.0x", "2"]),
-        "sensitivity": ("--priority-weights", ["1 0 0", "71.5", "7.0", "2"]),
-        "staleness": ("at most 1 publications old on arrival", ["71.5", f"{100 * 10 / 230:.1f}", "2.0", "7.0", "2"]),
+        "sensitivity": ("--priority-weights", ["1 0 0", "71.5", "+0.0, 2 seeds: no claim", "7.0", "2"]),
+        "staleness": ("at most 1 publications old on arrival", ["71.5", "-", f"{100 * 10 / 230:.1f}", "2.0", "7.0",
+                                                               "2"]),
         "generalisation": ("A-RIDE, asynchronous (DistRL)", ["before", "31.0", "32.0", "33.0", "2"]),
         "pilot": ("with both", ["74.5", "66.5", "71.5", "64.5"]),
     }.get(experiment)
