@@ -105,10 +105,12 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
                      f"{reached.n} of {len(done)}", speed_up, mean,
                      number([100 * run.last_success() for run in done], most=100.0), f"{budget:.1f}",
                      number([run.results["updates"] for run in done]),
-                     *(rate(done, *path) for path in (HELD_OUT, *SETS)), *(paper(method, i) for i in (2, 1))])
+                     *(rate(done, *path) for path in (HELD_OUT, *SETS)),
+                     "" if method == "aride" else difference(runs.get("aride", []), done),
+                     *(paper(method, i) for i in (2, 1))])  # fmt: skip
     head = ["", "trajectories", "minutes to F, where reached", "reached F", "minutes of training / minutes to F",
             "training success over the budget, mean, %", "at its end, %", "minutes of training", "updates",
-            "all test, %", "General test, %", "Web test, %", "the paper: trajectories",
+            "all test, %", "General test, %", "Web test, %", "A-RIDE minus it", "the paper: trajectories",
             "training success at the end, %"]  # fmt: skip
     text += f" Training success: the last {WINDOW} episodes, sampled actions.\n\n{table(head, rows)}\nThe paper: " \
         f"General, 6,000 s, 32 emulators; DigiRL on one machine: 145 trajectories, 54 %. {ORDER}\n"

@@ -168,7 +168,8 @@ def test_efficiency_is_the_time_to_the_synchronous_digirls_last_success(scripts,
     label = "A-RIDE, asynchronous (DistRL)"
     mean = 100 * done["aride"][0].mean_success()
     assert cells(text, label) == ["1000.0", "4.9", "3 of 3", "2.0x", f"{mean:.1f}", "100.0", "10.0", "7.0", "82.0",
-                                  "85.0", "77.0", "770 to 800", "78.5"]  # fmt: skip
+                                  "85.0", "77.0", "", "770 to 800", "78.5"]  # fmt: skip
+    assert cells(text, "DigiRL, synchronous")[11] == "+20.0 [+12.5, +27.5]"
     done["aride"][1].outcomes = done["digirl_sync"][0].outcomes[:900]  # ends at 0.45
     assert cells(plot.efficiency(done)[0], label)[1:4] == ["4.9", "2 of 3", "-"]
     for run in done["digirl_sync"]:
