@@ -55,8 +55,12 @@ def phones():
 
 @pytest.fixture
 def phone(phones):
-    """The first phone, as the environment drives it."""
-    return AdbPhone(phones.serials[0], phones.host, phones.port)
+    """The first phone, as the environment drives it; whole again if a test before this one failed and left it down."""
+    found = AdbPhone(phones.serials[0], phones.host, phones.port)
+    if list_devices(phones.host, phones.port).get(found.serial) != "device":
+        phones.fault(found.serial, "none")
+        found.recover()
+    return found
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

@@ -239,13 +239,15 @@ def test_nobody_is_replaced_while_the_run_stops_and_a_killed_fork_server_is_afte
     actors.from_both()
     before, server, pool = actors.pool.pids, actors.pool._server.pid, actors.pool
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # else torch has one thread there whatever the server does
-    pool._stopping = lambda: True
+    seen = threading.Event()
+    monkeypatch.setattr(pool, "_stopping", lambda: seen.set() or True)
+    assert seen.wait(5)  # a round that had begun before would replace whom it finds dead
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     actors.wait_for(lambda: not any(alive(pid) for pid in before) and not any(slot.process for slot in pool._slots))
     due = max(slot.retry_at for slot in pool._slots) + 0.3
     actors.wait_for(lambda: time.monotonic() > due)
     assert pool._server.pid == server and not any(slot.process for slot in pool._slots)
-    pool._stopping = lambda: False
+    monkeypatch.setattr(pool, "_stopping", lambda: False)
     actors.wait_for(lambda: pool.server_ready and pool.alive == 2)
     actors.from_both()
     with open(f"/proc/{pool._server.pid}/status") as file:
