@@ -12,16 +12,19 @@ COLOURS = ("#2563eb", "#ea580c", "#15803d", "#9333ea", "#0891b2", "#be123c")
 Curve = Callable[[Done], tuple[list[float], list[float]]]
 
 
-def figure(panels: int):
-    """(figure, its axes)"""
+def figure(panels: int, sharey: bool = False):
+    """(figure, its axes): three panels a row, `sharey` gives all of them one scale."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(6.2 * panels, 4.2), dpi=110, layout="constrained")
-    axes = made.subplots(1, panels, squeeze=False)[0]
-    for one in axes:
+    columns, rows = min(panels, 3), -(-panels // 3)
+    made = Figure(figsize=(6.2 * columns, 4.2 * rows), dpi=110, layout="constrained")
+    axes = made.subplots(rows, columns, squeeze=False, sharey=sharey).flatten()
+    for spare in axes[panels:]:
+        spare.remove()
+    for one in axes[:panels]:
         one.grid(alpha=0.25)
         one.spines[["top", "right"]].set_visible(False)
-    return made, axes
+    return made, axes[:panels]
 
 
 def draw_curves(axes, runs: dict[str, list[Done]], curve: Curve) -> None:
@@ -55,5 +58,6 @@ def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]], *p
             reach = [[found.mean - low], [high - found.mean]]
             axes.errorbar(place, found.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4)
-    axes.set_xticks(range(len(labels)), labels, fontsize=8, rotation=20 if max(map(len, labels)) > 8 else 0)
+    turned = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 8 else {}
+    axes.set_xticks(range(len(labels)), labels, fontsize=8, **turned)
     axes.set_ylabel("held-out success, %")

@@ -52,6 +52,11 @@ def paper(method: str, column: int) -> str:
     return PAPER.get(method, ("", "", ""))[column]
 
 
+def short(runs: Runs) -> list[str]:
+    """The methods' names without what explains them."""
+    return [METHODS[method][0].split(" (")[0].split(": ")[0] for method in runs]
+
+
 # ---------------------------------------------------------------------- experiments: each -> text, {name: figure}
 
 
@@ -69,9 +74,8 @@ def table1(runs: Runs) -> tuple[str, dict]:
         rows.append([METHODS[method][0], *cells, rate(done, *HELD_OUT), rate(done, "sampled", "final"), behind,
                      len(done), paper(method, 0)])  # fmt: skip
     made, axes = figure(3)
-    labels = [METHODS[method][0].split(" (")[0] for method in runs]
     for one, title, path in zip(axes, ("all test", "General test", "Web test"), (HELD_OUT, *SETS), strict=True):
-        draw_rates(one, labels, list(runs.values()), *path)
+        draw_rates(one, short(runs), list(runs.values()), *path)
         one.set(title=title, ylim=(0, 103))
     train = ", ".join(different(every, "card", "train_success"))
     text = f"\nTest: held-out instructions, greedy; all test weighs General and Web Shopping alike. Train: {train}. " \
@@ -126,6 +130,7 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
     for one, name in zip(each, names, strict=True):
         draw_curves(one, runs, lambda run, name=name: run.curve("trajectories", name))
         one.set(xlabel="trajectories", title=name)
+    each[0].set(yscale="log", ylim=(0.5, None))  # ratios: one long text can make a spike of thousands
     return text, {"efficiency": made, "causes": causes}
 
 
@@ -135,7 +140,7 @@ def ablation(runs: Runs) -> tuple[str, dict]:
              "" if method == "aride" else difference(runs.get("aride", []), done), len(done),
              PAPER_ABLATION.get(method, "")] for method, done in runs.items()]  # fmt: skip
     made, axes = figure(3)
-    draw_rates(axes[0], list(runs), list(runs.values()))
+    draw_rates(axes[0], short(runs), list(runs.values()))
     main = {name: done for name, done in runs.items() if name in ("aride", "no_dper", "no_retrace")}
     draw_curves(axes[1], main, lambda run: run.success("trajectories"))
     axes[1].set(xlabel="trajectories", ylabel="training success")
@@ -182,7 +187,7 @@ def sensitivity(runs: Runs) -> tuple[str, dict]:
         text = " ".join(f"{v:g}" for v in (values if isinstance(values, tuple | list) else (values,)))
         return f"{text} (default)" if value is None else text
 
-    rows, (made, axes) = [], figure(len(SWEEPS))
+    rows, (made, axes) = [], figure(len(SWEEPS), sharey=True)
     for one, (flag, values) in zip(axes, SWEEPS.items(), strict=True):
         labels = [spelt(flag, value) for value in values]
         groups = [runs.get(sweep_name(flag, value), []) for value in values]
@@ -251,7 +256,7 @@ def pilot(runs: Runs) -> tuple[str, dict]:
              number([100 * run.mean_success() for run in done], most=100.0), number([run.trajectories for run in done]),
              number([run.results["updates"] for run in done]), len(done)] for method, done in runs.items()]  # fmt: skip
     made, axes = figure(2)
-    draw_rates(axes[0], list(runs), list(runs.values()))
+    draw_rates(axes[0], short(runs), list(runs.values()))
     draw_curves(axes[1], runs, lambda run: run.success())
     axes[1].set(xlabel="minutes of training", ylabel="training success")
     head = ["success on the tuning split, %", "General", "Web", "all", "all, sampled",
