@@ -312,7 +312,7 @@ def page(
 ) -> str:  # fmt: skip
     """The whole page. curves: of `draw_curves`; live: seconds after which it loads itself again, 0: never; cache: of
     `embed`."""
-    embedded = embed(run, screens, cache) if run.entries else None
+    embedded = embed(run, screens, cache) if run.entries or live else None
     spent = embedded[3] if embedded else {}
     plain = {key: value for key, value in run.results.items() if key not in ("families", "greedy", "sampled")}
     view, data = browser(run, embedded, live) if embedded else ("", "")

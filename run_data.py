@@ -106,6 +106,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return [row for row in rows if row]
 
 
+def last_clock(folder: Path) -> float:
+    """Seconds of training, as the last row of metrics.csv says: 0 without one."""
+    path = folder / "metrics.csv"
+    return max((row.get("wall_seconds", 0.0) for row in (read_metrics(path) if path.exists() else ())), default=0.0)
+
+
 def _number(cell: Any) -> float:
     try:
         return float(cell)

@@ -40,6 +40,7 @@ from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 from recorded import Recording, alone, learn_alone, pace_of, read
+from run_data import last_clock, write_whole
 from run_folder import FULL, RunStopped, UsageError, check_room, held, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
@@ -256,8 +257,7 @@ class Experiment:
                 saved = now
         self.schedule.rest()
         if self.recent:
-            now = time.monotonic()
-            self.log((self.pool.env_steps - steps) / max(now - shown, 1.0), now - started)
+            self.log((self.pool.env_steps - steps) / max(time.monotonic() - shown, 1.0), time.monotonic() - started)
 
     def learn(self) -> None:
         """One update, and its place in the order of things; the newest weights are published every so often."""
@@ -329,10 +329,8 @@ class Experiment:
         from results import append_metrics
 
         self.note_learnt()
-        row = {
-            "step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
-            "trajectories": self.trajectories, "env_steps": self.counts()["env_steps"],
-        }  # fmt: skip
+        row = {"step": self.learner.updates, "wall_seconds": round(self.train_seconds, 1),
+               "trajectories": self.trajectories, "env_steps": self.counts()["env_steps"]}  # fmt: skip
         append_metrics(self.folder / "metrics.csv", row | metrics)
         if self.tracker:
             self.tracker.log({k: value for k, value in metrics.items() if value is not None}, step=self.trajectories)
@@ -392,6 +390,7 @@ class Experiment:
             torch.set_rng_state(state["torch_rng"])
             for name, value in state["counters"].items():
                 setattr(self, name, value)
+            self.train_seconds = max(self.train_seconds, last_clock(self.folder))  # a kill gives no time back
             self.pace = pace_of(state)
             self.evaluations["warmup"] = [(*row, -1)[:4] for row in state["warmup"]]  # older runs: no number
         else:
@@ -449,7 +448,7 @@ class Experiment:
         except SafetensorError as error:
             raise RunStopped(f"policy.safetensors cannot be written ({error}): is the disk full?") from error
         results = evaluation.results(self)
-        (self.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        write_whole(self.folder / "results.json", json.dumps(results, indent=2).encode() + b"\n")
         write_report(self.folder)
         return results
 

@@ -38,8 +38,8 @@ class Number:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Of the interval, below and above the mean: an error bar."""
-        low, high = self.interval
+        """Of the interval, below and above the mean: an error bar. NaN, no bar, for one run."""
+        low, high = self.interval if self.half is not None else (math.nan, math.nan)
         return self.mean - low, high - self.mean
 
     def __str__(self) -> str:
@@ -84,6 +84,16 @@ def rate(runs: Sequence[Done], *path: str) -> str:
     """The same as text; for one run with Wilson's interval over its episodes."""
     found = over(runs, *path)
     return "{:.1f} [{:.1f}, {:.1f}]".format(found.mean, *wilson(runs, *path)) if found.n == 1 else str(found)
+
+
+def arms(runs: Sequence[Done], *path: str) -> tuple[float, float]:
+    """How far the interval of `rate` goes below and above the mean, for an error bar. NaN, no bar, for two seeds:
+    theirs goes nearly everywhere."""
+    found = over(runs, *path)
+    if found.n == 2:
+        return math.nan, math.nan
+    low, high = wilson(runs, *path) if found.n == 1 else found.interval
+    return max(0.0, found.mean - low), max(0.0, high - found.mean)  # rounding makes -1e-14 at 100 %
 
 
 def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "reproduce")]
 
 from figures import draw_curves, draw_rates, figure  # noqa: E402
 from finished import WINDOW, Done, at, finished, keep_raw, kept  # noqa: E402
-from measure import HELD_OUT, difference, number, over, rate, table  # noqa: E402
+from measure import HELD_OUT, arms, difference, number, over, rate, table  # noqa: E402
 from run import BOUNDS, BUDGETS, EXPERIMENTS, METHODS, SWEEPS, WORKERS, sweep_name  # noqa: E402
 
 from args import Args  # noqa: E402
@@ -241,9 +241,10 @@ def generalisation(runs: Runs) -> tuple[str, dict]:
     made, axes = figure(1)
     drawn = [("warm start", every, "warmup"), *((METHODS[method][0], done, "final") for method, done in runs.items())]
     for place, (label, done, phase) in enumerate(drawn):
-        found = [over(done, "new", kind, phase) for kind in kinds]
-        axes[0].errorbar([i + 0.1 * place for i in range(3)], [x.mean for x in found],
-                         list(zip(*(x.reach for x in found), strict=True)), fmt="o", capsize=4, label=label)
+        where = [("new", kind, phase) for kind in kinds]
+        axes[0].errorbar([i + 0.1 * place for i in range(3)], [over(done, *path).mean for path in where],
+                         list(zip(*(arms(done, *path) for path in where), strict=True)),
+                         fmt="o", capsize=4, label=label)  # fmt: skip
     axes[0].set_xticks(range(3), [f"unseen {kind}s" for kind in kinds])
     axes[0].set_ylabel("success, %")
     axes[0].legend(frameon=False)
@@ -269,7 +270,8 @@ def pilot(runs: Runs) -> tuple[str, dict]:
 
 def different(every: Sequence[Done], *path: str) -> list[str]:
     """All values at this place of the results, each once; of a hash its beginning."""
-    found = {str(at(run.results, path[:-1]).get(path[-1], "not recorded")) for run in every}
+    values = [at(run.results, path[:-1]).get(path[-1], "not recorded") for run in every]
+    found = {"not measured" if value is None else str(value) for value in values}
     return sorted(text[:12] if path[-1].endswith("sha256") and len(text) == 64 else text for text in found)
 
 
@@ -285,6 +287,15 @@ def warnings(every: Sequence[Done]) -> list[str]:
     if max(seconds) > 1.05 * min(seconds):
         said.append(f"training took {min(seconds):.0f} to {max(seconds):.0f} s")
     return [f"**WARNING, not comparable: {what}**" for what in said]
+
+
+def errors(runs: Runs, judge: str, found: dict) -> None:
+    """Onto the cards of the runs with this judge, KIND:MODEL or KIND:MODEL@URL: what calibration found."""
+    rates = {name: found[name]["rate"] for name in ("false_success", "false_failure")}
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in rates.items() if value is not None)
+    for run in (run for done in runs.values() for run in done):
+        if run.results["judge"] == judge.partition("@")[0].replace(":", "/", 1):
+            run.results["card"] = at(run.results, ["card"]) | {"judge_error": f"{told} (n {found['n']})"}
 
 
 def provenance(runs: Runs, budget: str) -> str:
@@ -341,6 +352,8 @@ def main() -> int:
         print(f"error: no finished run of {args.experiment} in {folder}: run reproduce/run.py first, or --kept: from "
               f"what is in {to / 'raw'}", file=sys.stderr)  # fmt: skip
         return 1
+    for name, found in measured.items():
+        errors(runs, name, found)
     text, figures = globals()[args.experiment](runs)
     page = f"# {args.experiment}\n\n{text}{provenance(runs, args.budget)}"
     if measured:

@@ -242,7 +242,8 @@ def main() -> int:
         parser.error(f"--methods {' '.join(sorted(unknown))}: {args.experiment} has {' '.join(methods)}")
     methods = args.methods or methods
     for word in extra:  # it would come last, and win
-        if (flag := word.partition("=")[0]) in words(dict.fromkeys(compared(args.experiment), True), out):
+        flag = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)  # as tyro takes it
+        if flag in words(dict.fromkeys(compared(args.experiment), True), out):
             parser.error(f"{flag} is what is compared, or this script's to set: see --seeds, --out, METHODS in run.py")
     for seed, method in itertools.product(seeds, methods):  # all methods, then the next seed
         folder, line = command(method, seed, args.budget, out, extra)

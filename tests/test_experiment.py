@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from test_learner import TAPS, play, small
 from torch import nn
 
+import evaluation
 import lora
 import pools
 import run_distrl
@@ -101,6 +102,41 @@ def test_F8_a_whole_checkpoint_goes_before_weights_alone_and_nothing_is_warned_o
     assert "warning" not in capsys.readouterr().out
     assert all(torch.equal(a, b) for a, b in zip(resumed.policy.parameters(), policy.parameters(), strict=True))
     assert resumed.learner.policy_optimizer.state_dict()["state"] and resumed.learner.updates == 1
+
+
+def test_a_killed_run_gets_no_training_time_back(tmp_path):
+    """Its trajectories since the checkpoint are kept, so are the minutes in which they were played."""
+    first = begin(tmp_path / "run", small())
+    first.train_seconds = 60.0
+    first.save()
+    first.train_seconds = 105.3
+    first.record({})  # the last row of metrics.csv before the kill
+    resumed = begin(tmp_path / "run", small())
+    resumed.load()
+    assert resumed.train_seconds == 105.3
+    resumed.train_seconds = 110.0
+    resumed.save()
+    again = begin(tmp_path / "run", small())
+    again.load()
+    assert again.train_seconds == 110.0
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """reproduce/run.py takes a run with this file for done."""
+    run = begin(tmp_path / "run", small())
+    run.pool = SimpleNamespace(error=None)
+    monkeypatch.setattr(evaluation, "results", lambda run: {"n": 1})
+
+    def half(path, content, **_):
+        with path.open("w") as file:
+            file.write("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError, match="No space"):
+        run.finish()
+    assert not (run.folder / "results.json").exists()
 
 
 def test_F8_weights_of_another_size_are_refused(tmp_path):

@@ -184,8 +184,10 @@ def test_efficiency_is_the_time_to_the_synchronous_digirls_last_success(scripts,
 def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkeypatch, capsys, experiment):
     run, plot = scripts
     for method in run.EXPERIMENTS[experiment][:-1]:  # the last is still to come
+        speed = 10 if "sync_" in method else 25 if method == "collect_8" else 20
         for seed in (1, 2):
-            write_run(tmp_path / "runs" / "small", method, seed, 70 + seed, 0.8, 10 if "sync_" in method else 20)
+            successes = 70 + seed + run.EXPERIMENTS[experiment].index(method)  # all unlike
+            write_run(tmp_path / "runs" / "small", method, seed, successes, 0.8, speed)
     words = ["--experiment", experiment, "--budget", "small", "--out", tmp_path / "runs", "--to", tmp_path / "results"]
     monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
     assert plot.main() == 0
@@ -207,13 +209,13 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
     assert (raw / f"{first}__2.outcomes.csv").read_text().splitlines()[:2] == ["minutes,success", "0.0500,1"]
     table = {  # each column's number is another one
         "table1": ("DigiRL, synchronous", ["91.0", "74.5", "88.0", "66.5", "71.5", "64.5"]),
-        "ablation": ("without DPER", ["71.5", "64.5"]),
+        "ablation": ("without DPER", ["72.5", "65.5"]),
         "collection": ("asynchronous", ["4", "20.0", "100 %", "2.0x", "2"]),
-        "sensitivity": ("--priority-weights", ["1 0 0", "71.5", "+0.0, 2 seeds: no claim", "7.0", "2"]),
+        "sensitivity": ("--priority-weights", ["1 0 0", "82.5", "-10.0, 2 seeds: no claim", "7.0", "2"]),
         "staleness": ("at most 1 publications old on arrival", ["71.5", "-", f"{100 * 10 / 230:.1f}", "2.0", "7.0",
                                                                "2"]),
         "generalisation": ("A-RIDE, asynchronous (DistRL)", ["before", "31.0", "32.0", "33.0", "2"]),
-        "pilot": ("with both", ["74.5", "66.5", "71.5", "64.5"]),
+        "pilot": ("with both", ["77.5", "69.5", "74.5", "67.5"]),
     }.get(experiment)
     if table:
         assert cells(page, table[0])[: len(table[1])] == table[1]
@@ -238,8 +240,43 @@ def test_every_experiment_has_its_page_and_its_figures(scripts, tmp_path, monkey
     (tmp_path / "runs").rename(tmp_path / "gone")
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--kept"])
     assert plot.main() == 0 and (tmp_path / "results" / f"{experiment}.md").read_text() == page
+    if experiment == "collection":
+        assert "| asynchronous | 8 | 25.0 ± 0.0 [25.0, 25.0] | 62 % | 2.5x | 2 |" in page
+    if experiment == "staleness":
+        assert "| at most 4 publications old on arrival | 73.5 ± 0.7 [" in page
     if experiment == "sensitivity":
+        assert "| --entropy-coef | 0.01 | 77.5 ± 0.7 [" in page and "| --max-staleness | 5 | 87.5 ± 0.7 [" in page
         assert "| --entropy-coef | 0.003 (default) |" in page and "| 50 1 0.01 (default) |" in page
+
+
+def test_figures_have_the_intervals_of_the_tables(scripts, runs):
+    _, plot = scripts
+    done = plot.finished(runs / "runs" / "full", ["aride"])["aride"]  # 80, 84, 82
+    place = "greedy", "final"
+    assert plot.arms(done, *place) == pytest.approx([4.303 * 2 / math.sqrt(3)] * 2)
+    assert all(map(math.isnan, plot.arms(done[:2], *place)))
+    done[0].results["greedy"]["final"] = rate(4, 4)  # where rounding puts Wilson's upper end below 1
+    assert plot.arms(done[:1], *place) == (pytest.approx(100 - 100 * wilson_interval(4, 4)[0]), 0.0)
+    made, (axes,) = plot.figure(1)
+    plot.draw_rates(axes, ["one", "three", "none"], [done[:1], done, []])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["one\nn 1", "three", "none"]
+    bars, dots = [[line for line in axes.lines if line.get_marker() == mark] for mark in "o."]
+    assert min(line.zorder for line in dots) > max(line.zorder for line in bars)
+    made, (axes,) = plot.figure(1)
+    plot.draw_curves(axes, dict.fromkeys(list(plot.METHODS)[:7], done), lambda run: run.success())
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 7
+
+
+def test_a_measured_error_is_on_the_judges_card(scripts, runs):
+    _, plot = scripts
+    done = plot.finished(runs / "runs" / "full", ["aride", "digirl_sync"])
+    for run in done["aride"]:
+        run.results["judge"], run.results["card"]["judge_error"] = "openai/a:7b", None
+    assert "its error: 0 by definition, not measured;" in plot.provenance(done, "full")
+    found = {"false_success": {"rate": 0.031}, "false_failure": {"rate": None}, "n": 120}
+    plot.errors(done, "openai:other", found)
+    plot.errors(done, "openai:a:7b@http://127.0.0.1:1", found)
+    assert "its error: 0 by definition, false success 3.1% (n 120);" in plot.provenance(done, "full")
 
 
 def test_runs_that_may_not_be_compared_are_told_loudly(scripts, runs):

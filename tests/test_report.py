@@ -1,5 +1,6 @@
 """report.py on a small made-up run: complete, killed in the middle, broken, hostile text; in a browser; compared."""
 
+import contextlib
 import csv
 import functools
 import io
@@ -341,29 +342,50 @@ def test_ten_thousand_trajectories_are_in_the_page_and_screens_of_the_number_ask
     assert browser.problems == []
 
 
-def test_live_is_the_same_page_and_grows_with_the_run(run, browser):
-    (run / "metrics.csv").unlink()  # less to draw
-    server = report.serve(run, port=0, screens=5, every=1)
+@contextlib.contextmanager
+def live(folder):
+    server = report.serve(folder, port=0, screens=5, every=1)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        url = f"http://127.0.0.1:{server.server_port}/"
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def one_more(folder):
+    with Journal(folder / "journal.sqlite") as journal:
+        journal.append(instruction="late", family="alarm", success=True, reward=1, length=4, policy_version=1,
+                       worker=0, split="train", reason="", data=episode("late", 0))  # fmt: skip
+
+
+def test_live_is_the_same_page_and_grows_with_the_run(run, browser):
+    (run / "metrics.csv").unlink()  # less to draw
+    with live(run) as url:
         browser.problems.clear()
         browser.open(url)
         browser.wait("document.querySelectorAll('#strip figure').length == 5")
-        with Journal(run / "journal.sqlite") as journal:
-            journal.append(instruction="late", family="alarm", success=True, reward=1, length=4, policy_version=1,
-                           worker=0, split="train", reason="", data=episode("late", 0))
+        one_more(run)
         browser.wait("document.querySelector('#count')?.textContent.startsWith('301 of 301')")
         assert browser.problems == []
         with pytest.raises(urllib.error.HTTPError, match="403"):  # a name that someone else made lead here
             urllib.request.urlopen(urllib.request.Request(url, headers={"Host": "evil.example:80"}))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(url + "../journal.sqlite")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+
+def test_live_from_before_the_first_episode_grows_too(tmp_path, browser):
+    Journal(tmp_path / "journal.sqlite").close()
+    (tmp_path / "config.json").write_text("{}")
+    with live(tmp_path) as url:
+        browser.problems.clear()
+        browser.open(url)
+        browser.wait("document.querySelector('#count')?.textContent.startsWith('0 of 0')")
+        one_more(tmp_path)
+        browser.wait("document.querySelector('#count')?.textContent.startsWith('1 of 1')")
+        assert browser.problems == []
 
 
 # ---------------------------------------------------------------------- one trajectory, several runs
