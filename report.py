@@ -85,6 +85,8 @@ def main() -> None:
     args = parser.parse_args()
     if bool(args.compare) == bool(args.runs) or len(args.runs) > 1:
         parser.error("give one run's folder, or several after --compare")
+    if args.screens < 0 or not 0 <= args.port <= 65535:
+        parser.error(f"--screens {args.screens}, --port {args.port}: 0 or more, and 0 to 65535")
     try:
         if args.compare:
             from report_compare import write_comparison

@@ -49,7 +49,7 @@ def pss_megabytes(pids) -> float:
             total += int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1])
         except (OSError, TypeError):  # it ended meanwhile
             continue
-    return total / 1e3
+    return total * 1.024e-3  # the kernel counts in KiB
 
 
 def run(seed: int, extra: list[str]) -> tuple[Path, dict]:

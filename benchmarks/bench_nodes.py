@@ -38,7 +38,7 @@ def memory() -> dict[str, list[float]]:
             for start, kind in kinds.items():
                 if name.startswith(start):
                     pss = (entry / "smaps_rollup").read_text().split("Pss:")[1].split()[0]
-                    found.setdefault(kind, []).append(int(pss) / 1024)
+                    found.setdefault(kind, []).append(int(pss) * 1.024e-3)
         except OSError:
             continue
     return found

@@ -2,10 +2,11 @@
 
 An interval is Student's over seeds, all on one list of tasks, and never narrower than what flipping verdicts do:
 
-    1.96 sqrt(f / (verdicts x seeds)),    f: the share of verdicts that differ between two plays of a task (card.flips)
+    1.96 sqrt(f / verdicts),    f: the share of verdicts that differ between two plays of a task (card.flips)
 
-which is the 95 % reach of a difference of two methods by chance alone: a verdict's variance is f / 2. Of one run it is
-Wilson's over its tasks. Runs of one seed count as one. Fewer than three seeds are no ground for a claim.
+which is the 95 % reach of a difference of two methods by chance alone: a verdict's variance is f / 2, and each has so
+many. Of one seed it is Wilson's over its tasks. Runs of one seed count as one. Fewer than three seeds are no ground for
+a claim.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finished import Done, at
+
+from run_data import wilson_interval
 
 HELD_OUT = ("greedy", "final")  # where results.json has success on all held-out tasks after training
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
@@ -65,13 +68,12 @@ def number(values: Sequence[float], least: float = 0.0, most: float = math.inf) 
 
 
 def chance(runs: Sequence[Done], *path: str) -> float:
-    """Points that flipping verdicts reach at this place of the results; 0 where nothing was repeated."""
+    """Points that flipping verdicts reach at this place of these runs' results; 0 where nothing was repeated."""
     shares = [share for run in runs if (share := at(run.results, ["card", "flips"]).get("share")) is not None]
     counts = [at(run.results, path).get("n") or 0 for run in runs]
-    seeds = len({run.seed for run in runs})
     if not shares or not sum(counts):
         return 0.0
-    return 196 * math.sqrt(statistics.mean(shares) / (statistics.mean(counts) * seeds))
+    return 196 * math.sqrt(statistics.mean(shares) / sum(counts))
 
 
 def over(runs: Sequence[Done], *path: str) -> Number:
@@ -81,7 +83,7 @@ def over(runs: Sequence[Done], *path: str) -> Number:
 
 
 def rate(runs: Sequence[Done], *path: str) -> str:
-    """The same as text; for one run with Wilson's interval over its episodes."""
+    """The same as text; for one seed with Wilson's interval over a run's episodes."""
     found = over(runs, *path)
     return "{:.1f} [{:.1f}, {:.1f}]".format(found.mean, *wilson(runs, *path)) if found.n == 1 else str(found)
 
@@ -97,25 +99,30 @@ def arms(runs: Sequence[Done], *path: str) -> tuple[float, float]:
 
 
 def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
-    """The interval, in %, of the first run that has this rate."""
-    low, high = next(at(run.results, path)["ci95"] for run in runs if math.isfinite(run.percent(*path)))
+    """The interval, in %, of these runs' mean: as if it were one run's, as several of one seed play the same tasks."""
+    rates = [run.percent(*path) for run in runs if math.isfinite(run.percent(*path))]
+    counts = [n for run in runs if (n := at(run.results, path).get("n"))]
+    n = round(statistics.mean(counts))
+    low, high = wilson_interval(statistics.mean(rates) / 100 * n, n)
     return 100 * low, 100 * high
 
 
 def difference(runs: Sequence[Done], others: Sequence[Done], *path: str) -> str:
     """Greedy success on all held-out tasks, or at another place of the results, in points, of `runs` minus that of
-    `others`, seed by seed, with its interval; "within noise" where that holds 0."""
+    `others`, seed by seed, with its interval; "within noise" where that holds 0; n where one of them has more seeds."""
     path = path or HELD_OUT
     theirs = {run.seed: run for run in others}
     pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
     rates = [[run.percent(*path) for run in pair] for pair in pairs]
-    found = number([one - other for one, other in rates], chance(sum(pairs, ()), *path))
+    least = chance(sum(pairs, ()), *path) * math.sqrt(2)  # each has half of the verdicts
+    found = number([one - other for one, other in rates], least)
     if not found.n:
         return "-"
     if found.n < 3:
         return f"{found.mean:+.1f}, {'2 seeds' if found.n == 2 else 'one seed'}: no claim"
     low, high = found.mean - found.half, found.mean + found.half
-    return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{', within noise' if low <= 0 <= high else ''}"
+    fewer = f", n {found.n}" if found.n < max(len(runs), len(others)) else ""
+    return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{', within noise' if low <= 0 <= high else ''}{fewer}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence]) -> str:

@@ -6,8 +6,8 @@
 
 Writes EXPERIMENT.md, its figures, and raw/, the files that they come from: of each run METHOD__SEED.json (results),
 .csv (metrics), .outcomes.csv (training episodes), .config.json, .command.txt. A number over n runs is mean +- standard
-deviation [95 % interval] (measure.py). A difference is taken seed by seed, A-RIDE minus the other; "within noise" says
-that its interval holds 0. Unknown verdicts are in no rate.
+deviation [95 % interval] (measure.py). A difference is taken seed by seed, A-RIDE minus the other, over the seeds that
+both have; "within noise" says that its interval holds 0. Unknown verdicts are in no rate.
 
 Training efficiency is ours to define: F is the training success (finished.py) with which the synchronous DigiRL ends,
 its mean over seeds; a run's time is when its own first reaches F. There is no F where that is not above the warm start.
@@ -110,11 +110,11 @@ def efficiency(runs: Runs) -> tuple[str, dict]:
                      number([100 * run.last_success() for run in done], most=100.0), f"{budget:.1f}",
                      number([run.results["updates"] for run in done]),
                      *(rate(done, *path) for path in (HELD_OUT, *SETS)),
-                     "" if method == "aride" else difference(runs.get("aride", []), done),
+                     "" if method == "aride" else difference(runs.get("aride", []), done), len(done),
                      *(paper(method, i) for i in (2, 1))])  # fmt: skip
     head = ["", "trajectories", "minutes to F, where reached", "reached F", "minutes of training / minutes to F",
             "training success over the budget, mean, %", "at its end, %", "minutes of training", "updates",
-            "all test, %", "General test, %", "Web test, %", "A-RIDE minus it", "the paper: trajectories",
+            "all test, %", "General test, %", "Web test, %", "A-RIDE minus it", "n", "the paper: trajectories",
             "training success at the end, %"]  # fmt: skip
     text += f" Training success: the last {WINDOW} episodes, sampled actions.\n\n{table(head, rows)}\nThe paper: " \
         f"General, 6,000 s, 32 emulators; DigiRL on one machine: 145 trajectories, 54 %. {ORDER}\n"
@@ -301,7 +301,8 @@ def errors(runs: Runs, judge: str, found: dict) -> None:
 def provenance(runs: Runs, budget: str) -> str:
     """On what, how long, with which code and commands: of all runs of the experiment."""
     every = [run for done in runs.values() for run in done]
-    flips = [share for run in every if (share := at(run.results, ("card", "flips")).get("share")) is not None]
+    flips = [statistics.mean(known) for done in runs.values() if (known := [share for run in done if (
+        share := at(run.results, ("card", "flips")).get("share")) is not None])]  # of each method, however many seeds
     noise = f"{statistics.mean(flips):.0%} of verdicts flip between repeats" if flips else "no repeats, no noise known"
     facts = {"phones": ["phones"], "judge": ["judge"], "its error": ["card", "judge_error"],
              "machine": ["card", "machine"], "code": ["card", "code_sha256"], "commit": ["card", "git_commit"],
@@ -317,7 +318,8 @@ def provenance(runs: Runs, budget: str) -> str:
     page = "".join(f"\n{line}\n" for line in warnings(every)) + (
         f"\n{len(every)} runs, {hours:.1f} hours, budget {budget}; {told}; {dates}; {noise}{busy}.\n"
         "\n± is the standard deviation over seeds, [ ] the 95 % interval over seeds on one list of tasks, not narrower "
-        "than what flipping verdicts reach: another list may move all numbers. Fewer than 3 seeds: no claim.\n"
+        "than what flipping verdicts reach: another list may move all numbers. Differences are over the seeds that "
+        "both have, n of them where one has more. Fewer than 3 seeds: no claim.\n"
     )
     if commands:
         shell = "\n".join(commands)

@@ -200,12 +200,24 @@ def shown(path: Path) -> Path:
     return Path(os.path.relpath(path, ROOT)) if path.is_relative_to(ROOT) else path
 
 
+def judge_budget(line: list[str]) -> tuple[list[str], list[str]]:
+    """(the command without --max-judge-calls N, that flag): a paused run goes on with a larger number."""
+    rest, words, found = [], iter(line), []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name.replace("_", "-") == "--max-judge-calls":
+            found = [word] if equals else [word, next(words, "")]
+        else:
+            rest.append(word)
+    return rest, found
+
+
 def state(folder: Path, line: list[str]) -> tuple[str, Path | None]:
     """("new" | "stopped" | "done" | "other flags", the run's own folder)."""
     runs, note = sorted(path.parent for path in folder.glob("*/config.json")), folder / "command.txt"
     if not runs:
         return "new", None
-    if note.exists() and note.read_text(encoding="utf-8") != shlex.join(line) + "\n":
+    if note.exists() and judge_budget(shlex.split(note.read_text(encoding="utf-8")))[0] != judge_budget(line)[0]:
         return "other flags", None
     done = [run for run in runs if (run / "results.json").exists()]
     return ("done", done[0]) if done else ("stopped", runs[-1])
@@ -215,7 +227,7 @@ def play(folder: Path, line: list[str], run: Path | None) -> int:
     """Run, or resume `run`; Ctrl-C reaches the run too: wait until it has saved. Returns its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "command.txt").write_text(shlex.join(line) + "\n", encoding="utf-8")
-    line = [line[0], "--resume", str(run)] if run else line
+    line = [line[0], "--resume", str(run), *judge_budget(line)[1]] if run else line
     process = subprocess.Popen([sys.executable, "-u", *line], cwd=ROOT)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -236,11 +248,11 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     args, extra = parser.parse_known_args()
     out = (args.out or ROOT / "runs" / "reproduce").absolute()
-    seeds = args.seeds or ([1] if args.experiment == "pilot" else BUDGETS[args.budget][1])
+    seeds = [*dict.fromkeys(args.seeds or ([1] if args.experiment == "pilot" else BUDGETS[args.budget][1]))]
     methods, todo = EXPERIMENTS[args.experiment], []
     if unknown := set(args.methods or ()) - set(methods):
         parser.error(f"--methods {' '.join(sorted(unknown))}: {args.experiment} has {' '.join(methods)}")
-    methods = args.methods or methods
+    methods = [*dict.fromkeys(args.methods or methods)]
     for word in extra:  # it would come last, and win
         flag = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)  # as tyro takes it
         if flag in words(dict.fromkeys(compared(args.experiment), True), out):
@@ -265,8 +277,9 @@ def main() -> int:
         print(f"\n# run {number} of {len(todo)}: {METHODS[method][0]}, seed {seed}", flush=True)
         code = play(folder, line, run)
         if code or state(folder, line)[0] != "done":
-            print(f"error: {METHODS[method][0]}, seed {seed}: stopped with exit code {code}: the same command goes on",
-                  file=sys.stderr)  # fmt: skip
+            how = f"stopped with exit code {code}: the same command" if code else \
+                "paused: the same command with a larger --max-judge-calls"
+            print(f"error: {METHODS[method][0]}, seed {seed}: {how} goes on", file=sys.stderr)
             return code or 1
     print(f"\nAll {len(seeds) * len(methods)} runs are there. Tables and figures: "
           f"python reproduce/plot.py --experiment {args.experiment} --budget {args.budget}"

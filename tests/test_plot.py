@@ -109,7 +109,9 @@ def test_differences_are_taken_seed_by_seed_and_noise_is_called_noise(scripts, r
     assert plot.difference(done["aride"], done["digirl_sync"]) == found and half > 4.303 * 3 / math.sqrt(3)
     assert plot.rate(done["aride"], "greedy", "final") == "82.0 ± 2.0 [73.2, 90.8]"  # by chance: 8.8
     more = [plot.Done(**vars(run) | {"seed": run.seed + 3}) for run in done["digirl_sync"]]  # A-RIDE has no such seeds
-    assert plot.difference(done["aride"], done["digirl_sync"] + more) == found
+    assert plot.difference(done["aride"], done["digirl_sync"] + more) == f"{found}, n 3"
+    assert plot.difference([plot.Done(**vars(run) | {"seed": 4}) for run in done["aride"][:1]] + done["aride"],
+                           done["digirl_sync"]) == f"{found}, n 3"  # fmt: skip
     for run in every:
         run.results["card"]["flips"]["share"] = 1.0
         run.results["greedy"]["final"]["n"] = 30
@@ -135,6 +137,20 @@ def test_runs_of_one_seed_count_as_one(scripts, runs):
     every = done["aride"] + done["digirl_sync"]  # 80, 84, 82 and 60, 61, 65
     found = plot.over(every, "greedy", "final")
     assert (found.mean, found.n) == (72.0, 3) and found.deviation == pytest.approx(math.sqrt(13) / 2)  # 70, 72.5, 73.5
+    for run in every:
+        run.results["card"]["flips"]["share"] = 1.0
+    assert plot.over(every, "greedy", "final").half == pytest.approx(196 / math.sqrt(600))  # all verdicts of all runs
+    low, high = (100 * end for end in wilson_interval(70, 100))  # seed 1's mean, of a list of 100
+    assert plot.rate([done["aride"][0], done["digirl_sync"][0]], "greedy", "final") == f"70.0 [{low:.1f}, {high:.1f}]"
+
+
+def test_flips_are_each_methods_however_many_seeds_it_has(scripts, runs):
+    _, plot = scripts
+    done = plot.finished(runs / "runs" / "full", ["aride", "digirl_sync"])
+    for run in done["aride"]:
+        run.results["card"]["flips"]["share"] = 0.4
+    done["digirl_sync"] = done["digirl_sync"][:1]  # at .1
+    assert "; 25% of verdicts flip between repeats" in plot.provenance(done, "full")
 
 
 def test_training_success_is_the_last_100_episodes_up_to_the_deadline(scripts, runs):
@@ -168,7 +184,7 @@ def test_efficiency_is_the_time_to_the_synchronous_digirls_last_success(scripts,
     label = "A-RIDE, asynchronous (DistRL)"
     mean = 100 * done["aride"][0].mean_success()
     assert cells(text, label) == ["1000.0", "4.9", "3 of 3", "2.0x", f"{mean:.1f}", "100.0", "10.0", "7.0", "82.0",
-                                  "85.0", "77.0", "", "770 to 800", "78.5"]  # fmt: skip
+                                  "85.0", "77.0", "", "3", "770 to 800", "78.5"]  # fmt: skip
     assert cells(text, "DigiRL, synchronous")[11] == "+20.0 [+12.5, +27.5]"
     done["aride"][1].outcomes = done["digirl_sync"][0].outcomes[:900]  # ends at 0.45
     assert cells(plot.efficiency(done)[0], label)[1:4] == ["4.9", "2 of 3", "-"]

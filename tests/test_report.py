@@ -221,7 +221,8 @@ def test_command_line(run, tmp_path, monkeypatch, capsys):
     assert "report.html" in done.stdout and done.stderr == ""
     (tmp_path / "empty").mkdir()
     for words, said in (([tmp_path / "empty"], "not a run's folder"), ([tmp_path / "none"], "not a run's folder"),
-                        ([], 2), ([run, run], 2), ([run, "--compare", run], 2)):  # fmt: skip
+                        ([], 2), ([run, run], 2), ([run, "--compare", run], 2), ([run, "--screens", "-1"], 2),
+                        ([run, "--live", "--port", "70000"], 2)):  # fmt: skip
         monkeypatch.setattr("sys.argv", ["report.py", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             report.main()

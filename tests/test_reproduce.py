@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_learner import small
@@ -121,6 +122,35 @@ def test_play_notes_its_command_and_returns_the_exit_code(scripts, tmp_path):
     (tmp_path / "a" / "sim__x" / "config.json").write_text("{}")
     assert run.state(tmp_path / "a", line) == ("stopped", tmp_path / "a" / "sim__x")
     assert run.state(tmp_path / "a", ["-c", "other"]) == ("other flags", None)
+
+
+@pytest.mark.parametrize(("few", "many"), [("--max-judge-calls 9", "--max-judge-calls 20"), ("--max_judge_calls 9", ""),
+                                           ("--max-judge-calls=9", "--max_judge_calls=20")])  # fmt: skip
+def test_a_run_that_used_up_its_judges_calls_goes_on_with_more(scripts, tmp_path, monkeypatch, few, many):
+    run, _ = scripts
+    (tmp_path / "sim__x").mkdir()
+    (tmp_path / "sim__x" / "config.json").write_text("{}")
+    (tmp_path / "command.txt").write_text(f"run_distrl.py {few} --judge gemini\n")
+    line = ["run_distrl.py", *many.split(), "--judge", "gemini"]
+    assert run.state(tmp_path, [*line, "--seed", "1"]) == ("other flags", None)
+    assert run.state(tmp_path, line) == ("stopped", tmp_path / "sim__x")
+    started: list = []
+    process = SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setattr(run.subprocess, "Popen", lambda words, **how: started.append(words[2:]) or process)
+    assert run.play(tmp_path, line, tmp_path / "sim__x") == 0
+    assert started == [["run_distrl.py", "--resume", str(tmp_path / "sim__x"), *many.split()]]
+
+
+def test_a_pause_is_no_end_and_what_is_named_twice_is_run_once(scripts, tmp_path, monkeypatch, capsys):
+    run, _ = scripts
+    monkeypatch.setattr(run, "write_held_out", lambda folder: None)
+    monkeypatch.setattr(run, "play", lambda folder, line, run: 0)  # without results.json
+    words = "--experiment table1 --methods aride aride --seeds 1 1 --judge gemini --max-judge-calls 9".split()
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path), *words])
+    assert run.main() == 1
+    out, err = capsys.readouterr()
+    assert "seed 1: paused: the same command with a larger --max-judge-calls goes on" in err
+    assert out.count("$ python") == 1 and "run 1 of 1" in out
 
 
 def test_held_out_tasks_are_of_both_sets_alike_all_different_and_in_no_training_list(scripts, tmp_path):
