@@ -5,10 +5,10 @@
     phone.ui().texts                                 # ["Search", "Chrome", ...]
     phone.tap(135, 240); phone.type_text("it's 50%"); phone.key(66)
 
-Departs from the authors' code: typed text is quoted exactly once, for the phone's shell, and never meets a
-shell of this machine (there: `shell=True`); the size is the override size; every command has a deadline, and
-a connection lost in the middle is an error, not a short answer. Each command is one plain exchange with the
-adb server, because adbutils sleeps 20 ms in each and asks for the server's version.
+Departs from the authors' code: typed text is quoted exactly once, for the phone's shell, and never meets a shell of
+this machine (there: `shell=True`); the size is the override size; every command has a deadline, and a connection lost
+in the middle is an error, not a short answer. Each command is one plain exchange with the adb server, because adbutils
+sleeps 20 ms in each and asks for the server's version.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class ScreenshotError(AndroidEnvError):
     """`screencap` gave no whole PNG, several times in a row."""
 
 
+class ScreenUnreadable(AndroidEnvError):
+    """`uiautomator dump` gave no hierarchy, several times in a row: a screen that never rests, a playing video say."""
+
+
 class ScreenLocked(AndroidEnvError):
     """Its lock screen is shown: what a policy does there says nothing about it."""
 
@@ -62,6 +66,9 @@ _SERVER_TIMEOUT, _UP_TIMEOUT = 3.0, 3.0         # s that a server needs to be ba
 _WAKE = "input keyevent 224; wm dismiss-keyguard"
 LOCK_COMMAND = "dumpsys window | grep -E 'Lockscreen=|isKeyguardShowing='"
 _FOCUS_COMMAND = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='"
+_DUMP = "uiautomator dump /dev/tty"
+# A dump that fails exits with 0 all the same: without `rm` the screen before would be taken for this one.
+_DUMP_TO_FILE = "rm -f {0}; uiautomator dump {0} >/dev/null && cat {0}".format("/sdcard/window_dump.xml")
 _ADB_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
 _KEYBOARD_FILE = "/data/local/tmp/distrl-keyboard"  # on the phone: the keyboard that was set before
 
@@ -138,8 +145,7 @@ class _Exchange:
 
 
 def parse_devices(listing: str) -> dict[str, str]:
-    """{serial: state} of the text of `adb devices [-l]`; states: device, offline, unauthorized, no
-    permissions, ..."""
+    """{serial: state} of the text of `adb devices [-l]`; states: device, offline, unauthorized, no permissions..."""
     states = {}
     for line in listing.splitlines():
         parts = line.split(None, 1)
@@ -169,9 +175,8 @@ def input_commands(text: str) -> list[str]:
 
 
 class AdbPhone:
-    """A phone behind an adb server: `emulator-5554`, `192.168.1.5:5555`, `R58M...`. Every command is one
-    exchange with the server, ends within `timeout` seconds, and raises an `AndroidEnvError` when the phone is
-    not there."""
+    """A phone behind an adb server: `emulator-5554`, `192.168.1.5:5555`, `R58M...`. Every command is one exchange with
+    the server, ends within `timeout` seconds, and raises an `AndroidEnvError` when the phone is not there."""
 
     def __init__(self, serial: str, host: str = "127.0.0.1", port: int = 5037, timeout: float = 20.0):
         self.serial, self.host, self.port, self.timeout = serial, host, port, timeout
@@ -179,7 +184,7 @@ class AdbPhone:
         self.boot_timeout = 60.0                        # s that `recover` waits
         self.on_wait: Callable[[], None] = lambda: None # called while `recover` waits
         self._size: tuple[int, int] | None = None
-        self._dump_to_file = False
+        self._to_file = False                           # `ui`
         self._has_adb_keyboard: bool | None = None
 
     def _host(self, service: str, timeout: float) -> str:
@@ -255,23 +260,19 @@ class AdbPhone:
         return self._size
 
     def ui(self, attempts: int = 3) -> UiState:
-        """What the screen holds, in one exchange: the focused window and its visible nodes. ScreenLocked."""
+        """What the screen holds, in one exchange: focused window and visible nodes. ScreenLocked, ScreenUnreadable."""
         why = ""
         for _ in range(attempts):
-            where = "/dev/tty"
-            if self._dump_to_file:
-                where = "/sdcard/window_dump.xml >/dev/null && cat /sdcard/window_dump.xml"
-            out, err, _ = self.run(f"{_FOCUS_COMMAND}; uiautomator dump {where}")
+            out, err, _ = self.run(f"{_FOCUS_COMMAND}; {_DUMP_TO_FILE if self._to_file else _DUMP}")
             self._require_unlocked(out.partition(b"<hierarchy")[0].decode("utf-8", "replace"))
             try:
                 return parse_ui(out)
             except ValueError as error:
                 why = f"{error} {err[:200].decode('utf-8', 'replace')}"
-                # Without a terminal the command cannot open /dev/tty; "idle state" is another failure.
-                if "idle state" not in why:
-                    self._dump_to_file = not self._dump_to_file
-        raise AndroidEnvError(self.serial, f"no UI state in {attempts} tries ({why.strip()})",
-                              "try `adb shell uiautomator dump`; screens that never rest cannot be read")
+                if "idle state" not in why:             # without a terminal it cannot open /dev/tty
+                    self._to_file = not self._to_file
+        raise ScreenUnreadable(self.serial, f"no UI state in {attempts} tries ({why.strip()})",
+                               "try `adb shell uiautomator dump`; screens that never rest cannot be read")
 
     def foreground(self) -> tuple[str, str, str]:
         """(package, activity, package of the app under a dialog), "" where unknown. Cheaper than `ui`. ScreenLocked."""
@@ -367,9 +368,8 @@ class AdbPhone:
 
     def recover(self, timeout: float | None = None) -> None:
         """After an outage: until the phone is online and booted, or the last error. `timeout`: `boot_timeout`."""
-        timeout = self.boot_timeout if timeout is None else timeout
-        began, pause = time.monotonic(), max(0.5, timeout / 8)
-        deadline = began + timeout
+        began, timeout = time.monotonic(), self.boot_timeout if timeout is None else timeout
+        deadline, pause = began + timeout, max(0.5, timeout / 8)
         by_itself = not (NETWORK_SERIAL.fullmatch(self.serial) or EMULATOR_SERIAL.fullmatch(self.serial))
         attach_at = time.monotonic() + pause * by_itself    # as USB phones do, as a rule
         while True:

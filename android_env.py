@@ -1,30 +1,22 @@
 """One Android phone as a reinforcement-learning environment.
 
-What: the action text of Auto-UI and its parser, and `AndroidEnv`, episodes in the style of Gymnasium
-(`reset(seed=)`, `step`, `terminated` apart from `truncated`) over a phone of `adb_phone.py`.
+`AndroidEnv`: episodes in the style of Gymnasium (`reset(seed=)`, `step`, `terminated` apart from `truncated`) over a
+phone of `adb_phone.py`, whose actions are Auto-UI's text (`action_text.py`).
 
     env = AndroidEnv(AdbPhone("emulator-5554"), tasks, judge)  # judge(task, observation) -> Verdict
     obs, info = env.reset(seed=1, options={"task": tasks[0]})  # {"image": uint8 [H, W, 3], "prompt": str}
     obs, reward, terminated, truncated, info = env.step(format_action(Action("PRESS_HOME")))
 
-An action is this text, on one line, y first, both in [0, 1], -1.0 where unused; an `Action Plan: [...]` may
-precede it:
-    Action Decision: "action_type": "DUAL_POINT", "touch_point": "[0.7852, 0.6779]", "lift_point":
-    "[0.7852, 0.6779]",     "typed_text": ""
-
-Departs from the authors' code: text that cannot be parsed is an invalid action with a reason (there: an
-exception, or another action), and the prompt's last action stays the last one that was done: garbage in the
-prompt breeds more of it; typed text may hold quotes, commas and colons; STATUS_TASK_IMPOSSIBLE ends the
-episode (there: idles); penalties are floats, off by default (there: truncated to integers); the horizon
-truncates and does not terminate; an outage ends the episode as truncated with `info["error"]`; `reset` undoes
-what the last episode did on the phone (stops and clears the apps it used, uninstalls what it installed)
-instead of restarting an emulator from a snapshot.
+Departs from the authors' code: the prompt's last action stays the last one that was done: garbage in the prompt breeds
+more of it; STATUS_TASK_IMPOSSIBLE ends the episode (there: idles); penalties are floats, off by default (there:
+truncated to integers); the horizon truncates and does not terminate; an outage ends the episode as truncated with
+`info["error"]`; `reset` undoes what the last episode did on the phone (stops and clears the apps it used, uninstalls
+what it installed) instead of restarting an emulator from a snapshot.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import re
 import shlex
@@ -38,7 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from adb_phone import (  # noqa: F401  (the phone's names are part of this module's interface)
+from action_text import (  # noqa: F401  (these names, and the phone's, are part of this module's interface)
+    KINDS,
+    TAP_DISTANCE,
+    UNUSED,
+    Action,
+    format_action,
+    make_prompt,
+    parse_action,
+    shown_action,
+    to_pixel,
+)
+from adb_phone import (  # noqa: F401
     LOCK_COMMAND,
     AdbPhone,
     AdbTimeout,
@@ -47,80 +50,12 @@ from adb_phone import (  # noqa: F401  (the phone's names are part of this modul
     DeviceUnauthorized,
     ScreenLocked,
     ScreenshotError,
+    ScreenUnreadable,
     list_devices,
 )
 from ui_state import Node, UiState, is_locked  # noqa: F401
 
-KINDS = ("DUAL_POINT", "TYPE", "PRESS_BACK", "PRESS_HOME", "PRESS_ENTER", "STATUS_TASK_COMPLETE",
-         "STATUS_TASK_IMPOSSIBLE")
-UNUSED = (-1.0, -1.0)
-TAP_DISTANCE = 0.04        # touch and lift closer than this are a tap (Android in the Wild)
 _KEYS = {"PRESS_BACK": 4, "PRESS_HOME": 3, "PRESS_ENTER": 66}
-_ACTION = re.compile(r'Action Decision:\s*"action_type"\s*:\s*"([^"]*)"\s*,\s*"touch_point"\s*:\s*"([^"]*)"'
-                     r'\s*,\s*"lift_point"\s*:\s*"([^"]*)"\s*,\s*"typed_text"\s*:\s*"(.*)"[^"]*\Z', re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Action:
-    """`kind` is one of `KINDS`, or "INVALID" with a `reason`; `touch` and `lift` are (y, x) in [0, 1], or
-    `UNUSED`."""
-
-    kind: str
-    touch: tuple[float, float] = UNUSED
-    lift: tuple[float, float] = UNUSED
-    text: str = ""
-    reason: str = ""
-
-    @property
-    def is_tap(self) -> bool:
-        return self.kind == "DUAL_POINT" and math.dist(self.touch, self.lift) <= TAP_DISTANCE + 1e-9
-
-
-def format_action(action: Action) -> str:
-    """The action's text, coordinates rounded to four decimals. `parse_action` gives the same action back."""
-    points = (action.touch, action.lift)
-    touch, lift = (", ".join("-1.0" if v == -1 else f"{v:.4f}" for v in point) for point in points)
-    return (f'Action Decision: "action_type": "{action.kind}", "touch_point": "[{touch}]", '
-            f'"lift_point": "[{lift}]", "typed_text": "{action.text}"')
-
-
-def parse_action(text: str) -> Action:
-    """The action in a model's `text`; what is none is `Action("INVALID", reason=...)`, never an exception."""
-    found = _ACTION.search(text)
-    if not found:
-        what = "incomplete or misspelt fields" if "Action Decision:" in text else "no 'Action Decision:'"
-        return Action("INVALID", reason=f"{what} in {text[:200]!r}")
-    kind, touch_text, lift_text, typed = found.groups()
-    if kind not in KINDS:
-        return Action("INVALID", reason=f"unknown action_type {kind[:40]!r}, want one of {', '.join(KINDS)}")
-    points = []
-    for name, point in (("touch_point", touch_text), ("lift_point", lift_text)):
-        parts = point.strip().removeprefix("[").removesuffix("]").split(",")
-        try:
-            y, x = (float(part) for part in parts)
-        except ValueError:
-            return Action("INVALID", reason=f"{name} {point[:40]!r} is not '[y, x]'")
-        if not (0 <= y <= 1 and 0 <= x <= 1 if kind == "DUAL_POINT" else math.isfinite(y + x)):
-            return Action("INVALID", reason=f"{name} {point[:40]!r} is outside [0, 1]")
-        points.append((y, x))
-    return Action(kind, points[0], points[1], typed)
-
-
-def shown_action(text: str) -> str:
-    """What prompts and judges are told of a model's `text`: its action, no more; or its beginning when it is none."""
-    action = parse_action(text)
-    return text[:300] if action.kind == "INVALID" else format_action(action)
-
-
-def make_prompt(instruction: str, last_action_text: str = "") -> str:
-    """What the policy reads: the last action and the goal, with the end-of-sequence token written out."""
-    return f"Previous Actions: {last_action_text} Goal: {instruction}</s>"
-
-
-def to_pixel(point: tuple[float, float], size: tuple[int, int]) -> tuple[int, int]:
-    """(x, y) in pixels of a (y, x) in [0, 1] on a screen of `size` (width, height)."""
-    (y, x), (width, height) = point, size
-    return min(round(x * width), width - 1), min(round(y * height), height - 1)
 
 
 @dataclass
@@ -146,13 +81,17 @@ class Observation:
         return self.__dict__.get("_ui")
 
 
-# Never stopped or cleared: parts of the system. The home app joins them at the first reset.
+# Never stopped or cleared: parts of the system; also the home app, which `_home` names.
 _SYSTEM = frozenset({
     "", "android", "com.android.systemui", "com.google.android.gms", "com.google.android.inputmethod.latin",
     "com.android.permissioncontroller", "com.google.android.permissioncontroller",
     "com.android.packageinstaller", "com.google.android.packageinstaller", "com.android.adbkeyboard"})
 
 _TOUCHED_FILE = "/data/local/tmp/distrl-touched"    # on the phone: a line "touched PACKAGE" each
+
+
+_HOME_COMMAND = ("cmd package resolve-activity --brief -a android.intent.action.MAIN "
+                 "-c android.intent.category.HOME")
 
 
 def third_party_packages(phone: AdbPhone) -> set[str]:
@@ -169,7 +108,8 @@ class AndroidEnv:
     horizon: steps until an episode is truncated, instead of the task's own.
     reset_mode: "stop" stops the apps of the last episode; "clear" also empties their data and uninstalls what
         was installed since the first reset. On a phone with anything of value on it use "stop". "snapshot" puts an
-        emulator of this machine back to its snapshot, or clears, with a warning, when it refuses to.
+        emulator of this machine back to its snapshot, or clears, with a warning, when it refuses to. What no episode
+        used, but was open at the first reset, is only stopped.
     installed: the third-party packages that belong on the phone, instead of those found at the first reset: a worker
         that takes over from one that died in mid-episode would take the episode's for the phone's own.
     settle: seconds that a step waits at most for two equal screenshots in a row: 0 on a simulated phone,
@@ -247,6 +187,7 @@ class AndroidEnv:
         self._trivial = bool(first and first.success)
         self._doubtful = first is not None and first.success is None    # it may have been done before the first action
         self._over = False                              # done, before the first action or since: nobody knows
+        self._unread = ""                               # why no verdict on a screen of this episode can be had
 
     def _boot_time(self) -> str:
         """Another one after a reboot, "" where the phone does not say."""
@@ -274,16 +215,17 @@ class AndroidEnv:
         out = self.phone.shell(f"dumpsys activity activities | grep -E 'Hist'; {noted}; {LOCK_COMMAND}")
         if is_locked(out):
             self.phone.unlock()
-        self._touched.update(re.findall(r"(?:ActivityRecord\{\S+ \S+ |^touched )([\w.]+)(?:/|$)", out, re.MULTILINE))
-        if self._first:                                  # whatever is in front was left there by someone else
-            package, _, app = self.phone.foreground()
-            self._touched |= {package, app}
-            self.phone.key(3)
-            self._keep.add(self.phone.foreground()[0])   # the home app
+        self._touched.update(re.findall(r"^touched ([\w.]+)$", out, re.MULTILINE))
+        in_front = set(re.findall(r"ActivityRecord\{\S+ \S+ ([\w.]+)/", out))
+        if self._first:                                  # left there by someone else, whose data it is
+            in_front.update(self.phone.foreground()[::2])
+            self._keep.add(self._home())
             self._first = False
-        for package in sorted(self._touched - self._keep):
+        else:
+            self._touched |= in_front
+        for package in sorted((self._touched | in_front) - self._keep):
             commands.append(f"am force-stop {package}")
-            if self.reset_mode == "clear":
+            if self.reset_mode == "clear" and package in self._touched:
                 commands.append(f"pm clear {package}")
         commands.append(f"rm -f {_TOUCHED_FILE}")
         if seed is not None:
@@ -291,6 +233,15 @@ class AndroidEnv:
         self.phone.shell("; ".join([*commands, "input keyevent 3"]), timeout=60, check=True)
         self._touched = set()
         self._image = self._settled()
+
+    def _home(self) -> str:
+        """The home app's package: asked for, as after its key the screen takes its time to change."""
+        found = re.findall(r"^([\w.]+)/", self.phone.shell(_HOME_COMMAND), re.MULTILINE)
+        if found and found[-1] != "android":             # which asks the user for one of several
+            return found[-1]
+        self.phone.key(3)
+        self._settled()
+        return self.phone.foreground()[0]
 
     # ---- step
 
@@ -366,7 +317,12 @@ class AndroidEnv:
 
     def _ask_judge(self) -> None:
         observation = self._observe()
-        self._verdict = self.judge(self.task, observation)
+        try:
+            self._verdict = self.judge(self.task, observation)
+        except ScreenUnreadable as error:
+            self._unread = str(error)
+        if self._unread and not (self._verdict and self._verdict.success):
+            self._verdict = SimpleNamespace(success=None, reason=self._unread)
         if self._doubtful and self._verdict.success:
             reason = f"there was no verdict on the first screen; now: {self._verdict.reason}"
             self._verdict, self._over = SimpleNamespace(success=None, reason=reason), True

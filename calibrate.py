@@ -89,7 +89,7 @@ def read_samples(folder: Path) -> list[Sample]:
         label = LABELS.get(str(row["label"]).strip().lower())
         if label is None:
             raise UsageError(f"{where}: label {row['label']!r}: write success or failure")
-        files = [folder / row["image"], folder / row["ui"] if row.get("ui") else None]
+        files = [folder / str(row["image"]), folder / str(row["ui"]) if row.get("ui") else None]
         for file in filter(None, files):
             if not file.is_file():
                 raise UsageError(f"{where}: no file {file}")
@@ -289,9 +289,10 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--rejudge", type=Path, metavar="RUN", help="settle the run's trajectories without a verdict")
     parser.add_argument("--judge", nargs="+", default=[], metavar="KIND[:MODEL][@URL]",
                         help="default: rules; for --rejudge the run's own")
-    parser.add_argument("--judge-rpm", type=float, help="calls a minute at most; 0, the default: no limit")
-    parser.add_argument("--max-judge-calls", type=int, help="stop asking after so many; 0, the default: no limit")
-    parser.add_argument("--judge-votes", type=int, help="answers asked for a screen; default: 1")
+    parser.add_argument("--judge-rpm", type=float, help="calls a minute at most; 0: no limit. These three for "
+                        "--rejudge: the run's own if not given; else no limits, one answer")
+    parser.add_argument("--max-judge-calls", type=int, help="stop asking after so many; 0: no limit")
+    parser.add_argument("--judge-votes", type=int, help="answers asked for a screen")
     parser.add_argument("--number", type=int, default=120, help="screens to make")
     parser.add_argument("--seed", type=int, default=0, help="of the screens to make")
     args = parser.parse_args(arguments)
@@ -367,8 +368,10 @@ def _rejudge(args, limits: dict) -> None:
         raise UsageError(f"--rejudge {run}: its judge is the rules, which say the same again: name one with --judge")
     if not (run / "journal.sqlite").is_file():
         raise UsageError(f"--rejudge {run}: no journal there")
-    judge = _ready(config)
+    if len(args.judge) > 1:
+        raise UsageError(f"--judge {' '.join(args.judge)}: --rejudge asks one")
     with held(run, "--rejudge"):
+        judge = _ready(config)
         counts = settle(run, judge)
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items())) or "none was without a verdict"
     print(f"{run}: {told}. The next `python run_distrl.py --resume {run}` trains on those with a verdict.")

@@ -38,7 +38,7 @@ def evaluation_card(
     """How the numbers came about: what another evaluation must share with this one to be compared with it."""
     import evaluator
     import task_rules
-    from android_env import make_prompt
+    from action_text import make_prompt
     from results import RECENT, flips
 
     if judge.kind == "rules":

@@ -89,7 +89,7 @@ def flags_row(args: Args) -> Row:
 def adb_row() -> Row:
     try:
         path = adbutils.adb_path()
-    except RuntimeError as error:  # a platform that adbutils has no adb for
+    except adbutils.AdbError as error:  # none that runs here
         return Row("adb", False, str(error), "install Android's platform-tools, or set ADBUTILS_ADB_PATH")
     return Row("adb", True, path)
 
@@ -124,14 +124,13 @@ def emulator_rows(args: Args) -> Iterator[Row]:
     avd = args.phones.avd
     try:
         executable = find_emulator()
+        known, problem = list_avds(executable), acceleration_problem(executable)
     except EmulatorError as error:
-        yield Row("emulator", False, "not found", str(error))
+        yield Row("emulator", False, "none that runs", str(error))
         return
-    known = list_avds(executable)
     yield Row("emulator", True, executable)
     remedy = "" if avd in known else f"make {avd!r} in Android Studio or with avdmanager, or name another one"
     yield Row("avd", avd in known, f"{avd} of {', '.join(known) or 'none'}", remedy)
-    problem = acceleration_problem(executable)
     yield Row("acceleration", not problem, "none" if problem else "the emulator can use it", problem)
     fit, why = how_many_fit(avd, args.phones.num_workers)
     remedy = "" if fit else "end other programs, or lower hw.ramSize in the AVD's config.ini"

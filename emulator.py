@@ -112,7 +112,10 @@ def find_emulator() -> str:
 
 def _ask(executable: str, question: str) -> subprocess.CompletedProcess:
     command, options = [executable, question], dict(capture_output=True, text=True, timeout=30, check=False)
-    return subprocess.run(command, env=without_keys(), **options)
+    try:
+        return subprocess.run(command, env=without_keys(), **options)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EmulatorError(f"`{executable} {question}` does not run ({error}): install the SDK's again") from error
 
 
 def list_avds(executable: str) -> list[str]:

@@ -192,7 +192,7 @@ LONGEST_DELAY = 120.0  # seconds: a server that asks for more has no answer for 
 class VisionJudge:
     """Asks a vision-language model; see the module's docstring. `ask` and `sleep` can be replaced for tests.
 
-    unjudged: (number of actions so far, [PNG, ...]) of each screen of the episode without a verdict.
+    unjudged: (number of actions so far, [PNG, ...]) of each screen of the episode without a verdict, the first with 0.
     """
 
     def __init__(self, config: JudgeConfig, *, ask=None, ledger=None, heartbeat: Callable[[], None] = lambda: None,
@@ -212,7 +212,10 @@ class VisionJudge:
     def reset(self, task: Any, observation: Any) -> Verdict:
         """A new episode. The verdict on its first screen tells tasks that are done before anything was."""
         self._task, self._pngs, self.unjudged = task, [encode_screen(observation.image)], []
-        return self.judge(task, observation.last_actions, self._pngs)
+        verdict = self.judge(task, observation.last_actions, self._pngs)
+        if verdict.success is None:
+            self.unjudged.append((0, list(self._pngs)))
+        return verdict
 
     def __call__(self, task: Any, observation: Any) -> Verdict:
         """The verdict on the episode with this screen as its last. Raises ValueError before `reset`, TypeError for an
@@ -228,8 +231,8 @@ class VisionJudge:
             self.unjudged.append((len(observation.last_actions), shown))
         else:  # the same screen again, now with a verdict
             self.unjudged = [item for item in self.unjudged if item[1] != shown]
-        if verdict.success is False and self.unjudged:
-            when = ", ".join(str(step) for step, _ in self.unjudged)
+        if verdict.success is False and (later := [step for step, _ in self.unjudged if step]):
+            when = ", ".join(map(str, later))
             return Verdict(None, f"no verdict after action {when}; now: {verdict.reason}", verdict.raw)
         return verdict
 

@@ -16,6 +16,7 @@ import re
 import secrets
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +45,7 @@ from worker import PhoneAddress
 LOCAL = frozenset({"alarm", "app_settings", "notifications", "open_app", "chrome_tab", "personal"})  # need no network
 SETTLE = 2.0  # s: a real screen moves for a while after an input
 ATTACH_SECONDS = 15.0  # for a given phone that is not online to come
+NETWORK_SECONDS = 20.0  # that a phone may take after its boot to find out that it is online
 LEAVE_SECONDS = 2.0  # for a command to a given phone at the end
 MARK = "debug.distrl.mark"  # a property of phones
 
@@ -100,7 +102,7 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
             emulators.count = phones.num_workers = fit
             print(f"Booting {phones.num_workers} of {phones.avd} ...", flush=True)
             stack.enter_context(emulators)
-        except (EmulatorError, OSError) as error:
+        except (EmulatorError, OSError, adbutils.AdbError) as error:
             raise UsageError(f"--avd {phones.avd}: {error}") from error
         if len(emulators.servers) > 1:
             ports = ", ".join(map(str, emulators.servers))
@@ -252,7 +254,10 @@ def each_once(found: list[AdbPhone]) -> tuple[list[AdbPhone], list[tuple[AdbPhon
 
 def server_addresses(phones: PhoneArgs) -> list[tuple[str, int]]:
     """(host, port) of the adb servers that are named, or of this machine's."""
-    named = phones.adb_server or [f"127.0.0.1:{os.environ.get('ANDROID_ADB_SERVER_PORT') or 5037}"]
+    usual = os.environ.get("ANDROID_ADB_SERVER_PORT") or "5037"
+    if not usual.isdecimal():
+        raise UsageError(f"ANDROID_ADB_SERVER_PORT={usual}: want adb's port, or unset it for 5037")
+    named = phones.adb_server or [f"127.0.0.1:{usual}"]
     return [(host, int(port)) for host, _, port in (server.rpartition(":") for server in named)]
 
 
@@ -266,10 +271,10 @@ def start_server(port: int = 5037) -> bool:
         list_devices(port=port)
         return False
     except DeviceOffline:
-        command = [adbutils.adb_path(), "-P", str(port), "start-server"]
         try:
+            command = [adbutils.adb_path(), "-P", str(port), "start-server"]
             subprocess.run(command, check=True, capture_output=True, timeout=30, env=without_keys())
-        except subprocess.SubprocessError as error:
+        except (subprocess.SubprocessError, adbutils.AdbError, OSError) as error:
             said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()[-200:] or error
             raise DeviceOffline("any", f"adb did not start on port {port} ({said})", "is the port free?") from error
         return True
@@ -340,9 +345,16 @@ def require_network(found: list[AdbPhone], allow_offline: bool, families: Collec
 
 
 def has_network(phone: AdbPhone) -> bool:
-    """Does Android itself say that it reaches the internet? A phone that cannot be asked does not."""
-    try:
-        agents = re.findall(r"NetworkAgentInfo.*", phone.shell("dumpsys connectivity"))
-    except AndroidEnvError:
-        return False
-    return any(re.search(r"\bVALIDATED\b", agent) for agent in agents)
+    """Does Android itself say that it reaches the internet, within NETWORK_SECONDS? A phone that cannot be asked does
+    not."""
+    deadline = time.monotonic() + NETWORK_SECONDS
+    while True:
+        try:
+            agents = re.findall(r"NetworkAgentInfo.*", phone.shell("dumpsys connectivity"))
+        except AndroidEnvError:
+            return False
+        if any(re.search(r"\bVALIDATED\b", agent) for agent in agents):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.5)  # a phone says in no other way that it is online

@@ -4,10 +4,11 @@
     settle(Path("runs/NAME"), judge)                              # {"success": 3, "failure": 8, "unknown": 1}
 
 A trajectory without a verdict keeps each screen that had none, as PNG, with the number of actions before it. The first
-of them that is a success ends the trajectory there with reward 1, as it would have ended then; when all are failures it
-is a failure as it stands. One that is still unknown leaves it as it was, for another time; verdicts that were given are
-in the run's judge.sqlite and are not asked for twice. What is settled loses its screens, so that the journal stays
-small, and is returned to training at the next --resume, whatever its age: its log-probs tell how far off-policy it is.
+of them that is a success ends the trajectory there with reward 1, as it would have ended then, unless it is the screen
+before the first action: that says nothing about the policy. When all are failures it is a failure as it stands. One
+that is still unknown leaves it as it was, for another time; verdicts that were given are in the run's judge.sqlite and
+are not asked for twice. What is settled loses its screens, so that the journal stays small, and is returned to training
+at the next --resume, whatever its age: its log-probs tell how far off-policy it is.
 
 Departs from the authors' code: there, what could not be judged is a failure for ever.
 """
@@ -20,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from android_env import shown_action
+from action_text import shown_action
 from journal import Journal
 from replay import Trajectory
 
@@ -61,6 +62,8 @@ def judged(trajectory: Trajectory, judge) -> tuple[Trajectory | None, str]:
         reason = f"judged later: {verdict.reason}"
         if verdict.success is None:
             return None, verdict.reason
+        if verdict.success and not step:
+            return None, "done before the first action"
         if verdict.success:
             return _ends_in_success(trajectory, step), reason
     return dataclasses.replace(trajectory, success=False, info=_without_screens(trajectory)), reason

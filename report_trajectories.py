@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from android_env import Action, parse_action
+from action_text import Action, parse_action
 from journal import Entry, Journal, JournalError
 from run_data import Run
 from screen_features import COLUMNS, FEATURE_DIM, ROWS

@@ -214,7 +214,7 @@ def _complete(family: str, template: str, slots: dict[str, str]) -> dict[str, st
         if family == "open_app" and not slots["package"]:
             return None
     if family == "alarm":
-        slots["time"] = f"{slots['hour']}:00 {slots['half'].upper()}"
+        slots["time"] = f"{int(slots['hour'])}:00 {slots['half'].upper()}"
     if "site" in slots:
         slots["query"] += ".com"
     if "host" in slots or "site" in slots:

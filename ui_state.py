@@ -59,23 +59,18 @@ _FOCUS = re.compile(r"mCurrentFocus=Window\{\S+ (?:\S+ )?([\w.]+)/([\w.$]+)\}")
 _LOCKED = re.compile(r"\b(?:m(?:Showing|Dreaming)Lockscreen|isKeyguardShowing)=true\b")
 _RECORD = re.compile(r"ActivityRecord\{\S+ \S+ ([\w.]+)/")
 _BOUNDS = re.compile(r"-?\d+")
-_REFERENCE = re.compile(r"&#(x[0-9A-Fa-f]+|\d+);(?:&#(x[0-9A-Fa-f]+|\d+);)?")
-
-
-def _code(reference: str) -> int:
-    return int(reference[1:], 16) if reference[0] == "x" else int(reference)
+_REFERENCES = re.compile(r"(?:&#(?:x[0-9A-Fa-f]+|\d+);)+")
 
 
 def _mend_references(xml: str) -> str:
     """uiautomator writes an emoji as two surrogate references, and control characters as they are: not
     XML."""
     def mend(match: re.Match) -> str:
-        a, b = _code(match[1]), _code(match[2]) if match[2] else 0
-        if 0xD800 <= a < 0xDC00 <= b < 0xE000:
-            return chr(0x10000 + (a - 0xD800) * 0x400 + b - 0xDC00)
-        legal = (c for c in (a, b) if c in (9, 10, 13) or 32 <= c < 0xD800 or 0xE000 <= c < 0xFFFE)
-        return "".join(f"&#{c};" for c in legal)
-    return _REFERENCE.sub(mend, re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "", xml))
+        codes = [int(word[1:], 16) if word[0] == "x" else int(word) for word in re.findall(r"\w+", match[0])]
+        pairs = "".join(chr(code) for code in codes if code <= 0x10FFFF).encode("utf-16-le", "surrogatepass")
+        text = pairs.decode("utf-16-le", "ignore")   # two surrogates are one character, one alone is none
+        return "".join(f"&#{ord(c)};" for c in text if c in "\t\n\r" or c >= " " and c not in "\ufffe\uffff")
+    return _REFERENCES.sub(mend, re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "", xml))
 
 
 def parse_ui(dump: bytes) -> UiState:

@@ -103,7 +103,7 @@ def demonstrate(env, task, seed: int) -> Demonstration | None:
     Now and then its hand slips to something else on the screen. The slip is not recorded, the way back is: without such
     steps a policy that has opened the wrong app knows no next step at all.
     """
-    from android_env import format_action
+    from action_text import format_action
     from screen_features import thumbnail_features
     from sim.demonstrator import next_action
 
@@ -134,7 +134,7 @@ def demonstrate(env, task, seed: int) -> Demonstration | None:
 
 def as_action(move: tuple, size: tuple[int, int]):
     """The demonstrator's move in pixels as an action in [0, 1], on a grid of 0.01: fewer different taps to learn."""
-    from android_env import Action
+    from action_text import Action
 
     def point(x: float, y: float) -> tuple[float, float]:
         return round(y / size[1], 2), round(x / size[0], 2)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from sim.catalog import LAUNCHER, LAUNCHER_ACTIVITY
 from sim.display import dump_display, dump_window, screencap, uiautomator, wm
 from sim.keyboard import LATIN_IME, broadcast, dump_input_method, ime
 from sim.tools import split_options
@@ -245,6 +246,11 @@ def pm(p: Process):
         if package not in p.phone.packages():
             return 1
         p.out(f"package:/data/app/{package}/base.apk\n")
+    elif verb == "resolve-activity":
+        if "android.intent.category.HOME" not in words:
+            return p.fail("only the home app is resolved here", 255)
+        p.out("priority=0 preferredOrder=0 match=0x108000 specificIndex=-1 isDefault=true\n"
+              f"{LAUNCHER}/{LAUNCHER_ACTIVITY}\n")
     elif verb == "clear":
         if not p.phone.clear(package):
             p.out("Failed\n")

@@ -153,6 +153,8 @@ def uiautomator(p: Process):
         return p.fail("Usage: uiautomator dump [--compressed] [file]", 1)
     names = [word for word in p.args[1:] if not word.startswith("--")]
     path = names[0] if names else "/sdcard/window_dump.xml"
+    if p.phone.faults.strikes("restless"):
+        return p.err("ERROR: could not get idle state.\n")
     xml = LOCK_SCREEN.format(*p.phone.display.size) if p.phone.faults.locked else p.phone.display.hierarchy_xml()
     if path in ("/dev/tty", "/dev/stdout"):
         p.out(xml)

@@ -23,6 +23,7 @@ KINDS = {
     "asleep": "the screen is off, and its picture black, until a WAKEUP key",
     "locked": "the lock screen is shown until `wm dismiss-keyguard`",
     "pin": "the lock screen is shown, and a PIN keeps it",
+    "restless": "the screen never rests: uiautomator dumps nothing, and exits with 0 as Android's does",
     "no-network": "no validated network",
 }
 BEFORE_BOOT = frozenset({"getprop", "setprop", "reboot"})  # what a phone can do before its services are up

@@ -24,6 +24,7 @@ from adb_phone import (
     DeviceUnauthorized,
     ScreenLocked,
     ScreenshotError,
+    ScreenUnreadable,
     extract_png,
     input_commands,
     parse_devices,
@@ -317,7 +318,8 @@ def test_no_server():
 
 def test_ui_falls_back_to_a_file_and_stays_there(fake):
     focus = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='; uiautomator dump "
-    in_file = focus + "/sdcard/window_dump.xml >/dev/null && cat /sdcard/window_dump.xml"
+    file = "/sdcard/window_dump.xml"
+    in_file = focus.replace("uiautomator", f"rm -f {file}; uiautomator") + f"{file} >/dev/null && cat {file}"
     fake.answers = {
         focus + "/dev/tty": b"UI hierchary dumped to: /dev/tty",
         in_file: DUMP.format("x").encode(),
@@ -326,7 +328,7 @@ def test_ui_falls_back_to_a_file_and_stays_there(fake):
         assert fake.phone.ui().texts == ["x", "low", "d"]
     assert fake.commands == [focus + "/dev/tty", in_file, in_file]
     fake.answers[in_file] = fake.answers[focus + "/dev/tty"] = b"ERROR: could not get idle state."
-    with pytest.raises(AndroidEnvError, match="idle state"):
+    with pytest.raises(ScreenUnreadable, match="idle state"):
         fake.phone.ui()
 
 

@@ -17,6 +17,7 @@ from android_env import (
     Action,
     AndroidEnv,
     DeviceOffline,
+    ScreenUnreadable,
     format_action,
     make_prompt,
     parse_action,
@@ -122,6 +123,7 @@ class ToyPhone:
 
     def __init__(self):
         self.number, self.calls, self.error, self.boot = 0, [], None, "77"
+        self.unreadable, self.seen = None, ""
 
     def screenshot(self):
         if self.error:
@@ -129,6 +131,8 @@ class ToyPhone:
         return np.full((200, 100, 3), self.number % 256, np.uint8)
 
     def ui(self):
+        if self.unreadable:
+            raise self.unreadable
         return SimpleNamespace(package="com.app", app="com.under", texts=[str(self.number)])
 
     def shell(self, command, timeout=None, check=False):
@@ -137,7 +141,7 @@ class ToyPhone:
         self.calls.append(command)
         if command.endswith("input keyevent 3"):
             self.number = 0
-        return "package:com.old\n" + ("package:com.new\n" if len(self.calls) > 3 else "")
+        return self.seen + "package:com.old\n" + ("package:com.new\n" if len(self.calls) > 3 else "")
 
     def foreground(self):
         return ("home", "x", "home")
@@ -348,6 +352,38 @@ def test_what_belongs_on_the_phone_is_not_for_a_later_worker_to_say():
     heir.phone.calls = ["", "", ""]  # com.new is there by now
     heir.reset(seed=0)
     assert any("pm uninstall com.new" in call and "com.old" not in call for call in heir.phone.calls)
+
+
+def test_what_was_open_before_the_first_episode_is_stopped_but_keeps_its_data():
+    phone = ToyPhone()
+    phone.seen = "  * Hist #0: ActivityRecord{1a2b u0 com.mine.notes/.Main t9}\ntouched com.episode\n"
+    env = AndroidEnv(phone, [TASK], CountJudge())
+    env.reset(seed=1)
+    assert "am force-stop com.episode; pm clear com.episode; am force-stop com.mine.notes; rm -f" in phone.calls[-1]
+    phone.seen = "  * Hist #0: ActivityRecord{1a2b u0 com.mine.notes/.Main t9}\n"  # by an episode
+    env.reset(seed=2)
+    assert "am force-stop com.mine.notes; pm clear com.mine.notes" in phone.calls[-1]
+
+
+def test_the_home_app_is_what_the_phone_says_or_what_its_key_shows():
+    env = AndroidEnv(phone := ToyPhone(), [TASK], CountJudge())
+    for phone.seen, found in (("priority=0 isDefault=true\ncom.other.launcher/.Main\n", "com.other.launcher"),
+                              ("android/com.android.internal.app.ResolverActivity\n", "home"),
+                              ("No activity found\n", "home")):  # fmt: skip
+        assert env._home() == found
+
+
+def test_an_episode_with_a_screen_that_cannot_be_read_is_no_failure():
+    """And no outage: a video that plays never rests. A success that is seen later counts."""
+    for seen_later, success in ((1, None), (2, True)):
+        env = AndroidEnv(phone := ToyPhone(), [TASK], CountJudge())
+        env.reset(seed=0)
+        phone.unreadable = ScreenUnreadable("toy", "no UI state in 3 tries", "it never rests")
+        *_, terminated, truncated, info = env.step(TAP)
+        assert (terminated, truncated, info["success"]) == (False, False, None) and "error" not in info
+        phone.unreadable, phone.number = None, seen_later - 1
+        *_, info = env.step(TAP)
+        assert info["success"] is success and ("never rests" in info["verdict_reason"]) == (success is None)
 
 
 def test_a_success_after_a_first_screen_without_a_verdict_is_unknown():

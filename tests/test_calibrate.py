@@ -90,6 +90,9 @@ def test_jsonl_labels(folder):
     (folder / "labels.csv").unlink()
     with pytest.raises(UsageError, match="no labels.csv or labels.jsonl"):
         read_samples(folder)
+    (folder / "labels.jsonl").write_text('{"image": 7, "task": "My own words", "label": true}\n')
+    with pytest.raises(UsageError, match="line 1: no file .*7"):
+        read_samples(folder)
     (folder / "labels.jsonl").write_text('{"image": "1.png", "task": "My own words", "label": true}\n\n')
     assert read_samples(folder) == [Sample(folder / "1.png", "My own words", True)]
 

@@ -4,13 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import adbutils
 import pytest
 from conftest import disconnect
 
 import doctor
 from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, TaskArgs
 from doctor import check, disk_row
-from phone_source import find_devices
+from phone_source import find_devices, phone_source
 from run_folder import UsageError
 from sim import Phones
 from sim.judge_server import JudgeServer
@@ -51,6 +52,7 @@ def test_all_well(phones, table):
 )
 def test_a_bad_phone_is_named_with_its_remedy(phones, phone, table, kind, words, monkeypatch):
     monkeypatch.setattr("adb_phone._UP_TIMEOUT", 0.3)
+    monkeypatch.setattr("phone_source.NETWORK_SECONDS", 0.3)
     (disconnect if kind in ("offline", "unauthorized") else Phones.fault)(phones, phone.serial, kind)
     try:
         code, out = table(given(phones, "all"))
@@ -117,6 +119,32 @@ def test_g11_emulators_with_and_without_kvm(machine, table, monkeypatch):
     assert code == 1 and "NO  acceleration" in out and "/dev/kvm is not found" in out and "modprobe" in out
     code, out = table(PhoneArgs(avd="pixel"))
     assert code == 1 and "NO  avd" in out and "avdmanager" in out
+
+
+@pytest.mark.parametrize("error", [OSError(8, "Exec format error"), subprocess.TimeoutExpired("emulator", 30)])
+def test_an_emulator_that_does_not_run_is_said(machine, table, monkeypatch, error):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr("emulator.subprocess.run", run)
+    code, out = table(PhoneArgs(avd="test"))
+    assert code == 1 and "NO  emulator" in out and "-list-avds` does not run" in out
+    with pytest.raises(UsageError, match="--avd test: .*does not run"):
+        phone_source(PhoneArgs(avd="test")).__enter__()
+
+
+def test_a_machine_that_no_adb_runs_on_is_said(monkeypatch):
+    def no_adb():
+        raise adbutils.AdbError("No adb exe could be found. Install adb on your system")
+
+    monkeypatch.setattr("adbutils.adb_path", no_adb)
+    assert not doctor.adb_row().ok and "No adb exe" in doctor.adb_row().found
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "1")
+    with pytest.raises(UsageError, match="No adb exe"):
+        phone_source(PhoneArgs(devices=("all",))).__enter__()
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "adb")
+    with pytest.raises(UsageError, match="ANDROID_ADB_SERVER_PORT=adb: want adb's port"):
+        phone_source(PhoneArgs(devices=("all",))).__enter__()
 
 
 @pytest.mark.parametrize(("args", "words"), [

@@ -228,6 +228,10 @@ def test_B4_a_screen_without_a_verdict_makes_the_episode_unknown_until_it_has_on
     assert judge(CLOCK, observation(IMAGES[1], ["a", "b", "c"])).success is None
     assert judge(CLOCK, observation(IMAGES[1], ["a", "b", "c", "d"])).success is False  # now it is known
     assert judge.unjudged == []
+    judge = Model(outage, FAILURE).judge()  # the first is kept for --rejudge, and makes no later failure unknown
+    assert judge.reset(CLOCK, observation(IMAGES[0])).success is None
+    assert judge.unjudged == [(0, [encode_screen(IMAGES[0])])]
+    assert judge(CLOCK, observation(IMAGES[1], ["a"])).success is False
     judge = Model(FAILURE, outage, SUCCESS).judge()
     judge.reset(CLOCK, observation(IMAGES[0]))
     judge(CLOCK, observation(IMAGES[1], ["a"]))

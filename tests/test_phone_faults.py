@@ -1,5 +1,7 @@
 """What goes wrong with a phone behind the real adb server becomes one typed error, and is recovered from."""
 
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from adb_phone import (
     DeviceUnauthorized,
     ScreenLocked,
     ScreenshotError,
+    ScreenUnreadable,
     list_devices,
 )
 from android_env import Action, AndroidEnv, format_action
@@ -90,9 +93,39 @@ def test_a21_the_phone_itself_says_whether_it_has_a_network(phones, phone):
     assert has_network(phone)
     phones.fault(phone.serial, "no-network")
     try:
-        assert not has_network(phone)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("phone_source.NETWORK_SECONDS", 0.3)
+            began = time.monotonic()
+            assert not has_network(phone) and time.monotonic() - began >= 0.3
+        threading.Timer(0.3, phones.fault, (phone.serial, "none")).start()
+        assert has_network(phone)  # soon after a boot
     finally:
         phones.fault(phone.serial, "none")
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_a_screen_that_never_rests_is_not_taken_for_the_one_before(phones, phone, to_file):
+    """uiautomator says so, exits with 0, and leaves the file of its last dump as it is."""
+    phone._to_file = to_file
+    home = phone.ui()
+    phone.shell("am start -n com.android.chrome/com.google.android.apps.chrome.Main")
+    phones.fault(phone.serial, "restless")
+    try:
+        with pytest.raises(ScreenUnreadable, match="could not get idle state"):
+            phone.ui()
+        phones.fault(phone.serial, "none")
+        phones.fault(phone.serial, "restless", 2)
+        assert phone.ui().package == "com.android.chrome" != home.package  # the third try
+    finally:
+        phones.fault(phone.serial, "none")
+        phone.key(3)
+
+
+def test_the_home_app_is_asked_for(phone):
+    env = AndroidEnv(phone, None, RuleJudge())
+    phone.shell("am start -n com.android.chrome/com.google.android.apps.chrome.Main")
+    assert env._home() == "com.google.android.apps.nexuslauncher" and phone.foreground()[0] == "com.android.chrome"
+    phone.key(3)
 
 
 def test_a_server_that_runs_is_left_alone(phones):

@@ -144,7 +144,8 @@ def test_what_cannot_be_had_is_one_error(phones, monkeypatch):
         find_devices(at(nowhere))
 
 
-def test_a21_web_tasks_need_a_network_or_leave(phones, capsys):
+def test_a21_web_tasks_need_a_network_or_leave(phones, capsys, monkeypatch):
+    monkeypatch.setattr("phone_source.NETWORK_SECONDS", 0.3)
     phones.fault(phones.serials[0], "no-network")
     try:
         with pytest.raises(UsageError, match=f"{phones.serials[0]}: tasks of maps need it.*--allow-offline"):

@@ -77,7 +77,7 @@ def test_snippet_runs(number):
 ALONE = {  # a line of the block: the files that it needs, and the packages
     "from evaluator import JudgeConfig, V": ("evaluator judge_clients judge_ledger", ["numpy", "pillow", "PIL"]),
     "from tasks import generate_tasks": ("tasks task_rules task_words", []),
-    "from android_env import": ("android_env adb_phone ui_state", ["adbutils", "numpy", "pillow", "PIL"]),
+    "from android_env import": ("android_env action_text adb_phone ui_state", ["adbutils", "numpy", "pillow", "PIL"]),
 }
 
 

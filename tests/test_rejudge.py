@@ -13,8 +13,10 @@ from args import Args, JudgeArgs
 from evaluator import JudgeConfig, Verdict, VisionJudge
 from journal import Journal
 from judge_clients import Answer
+from judge_ledger import Ledger
 from rejudge import settle
 from replay import Trajectory
+from run_folder import held
 
 
 def trajectory(unjudged=None, **info) -> Trajectory:
@@ -72,6 +74,16 @@ def test_B4_unknown_trajectories_are_settled_and_listed_for_training(tmp_path):
         assert journal.meta["settled"] == [late, failed, held_out, still]
 
 
+def test_a_task_that_was_done_before_the_first_action_is_not_rewarded_later(tmp_path):
+    """Case B11, when the first screens had no verdict at once."""
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        done = store(journal, trajectory([(0, b"yes"), (1, b"yes")]))
+        store(journal, trajectory([(0, b"no"), (2, b"yes")]))
+    assert settle(tmp_path, Verdicts(no=False, yes=True)) == {"unknown": 1, "success": 1}
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        assert journal.get(done).success is None
+
+
 def test_the_judge_is_told_the_actions_as_it_would_have_been_at_once(tmp_path):
     tap = format_action(Action("DUAL_POINT", (0.5, 0.25), (0.5, 0.25)))
     raw = trajectory([(3, b"no")])
@@ -101,6 +113,13 @@ def test_limits_of_the_command_count_for_the_runs_own_judge(tmp_path, monkeypatc
         ("m", 60.0, 9, 1), ("m", 5.0, 9, 1), ("m", 60.0, 0, 3), ("n", 2.0, 0, 1)]
     assert {c.ledger for c in seen} == {str(run / "judge.sqlite")}
     assert main(["--rejudge", str(run), "--judge-rpm", "-1"]) == 2
+    assert main(["--rejudge", str(run), "--judge", "gemini", "openai:n@http://127.0.0.1:1"]) == 2
+    # Refused, as another process is at work there: the pause that a server asked that one for stays.
+    ledger = Ledger(str(run / "judge.sqlite"))
+    ledger.stop("quota", "used up")
+    with held(run):
+        assert main(["--rejudge", str(run)]) == 2
+    assert ledger.stopped().kind == "quota" and len(seen) == 4
 
 
 def test_an_outage_at_rejudging_leaves_everything_as_it_was(tmp_path):

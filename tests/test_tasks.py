@@ -103,6 +103,7 @@ def test_typing_mistakes_are_read(instruction, family, query, spelt):
 
 def test_slots_say_what_names_mean():
     assert parse_task("Set an alarm for 6am").slot("time") == "6:00 AM"
+    assert parse_task("Set an alarm for 07am").slot("time") == "7:00 AM"  # as a clock shows it
     assert parse_task("Open the SMS app").slot("package") == "com.google.android.apps.messaging"
     assert parse_task("Open the gallery").slot("label") == "Photos"
     assert parse_task("Check the settings for the Google Play Books app").slot("label") == "Play Books"

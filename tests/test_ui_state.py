@@ -36,6 +36,9 @@ def test_ui_keeps_visible_nodes_in_reading_order():
         ("a\x02b", "ab"),
         ("&#55357;a", "a"),
         ("&#233;&#2;", "é"),
+        ("a&#10;&#55357;&#56832;b", "a\n😀b"),
+        ("&#128512;&#2;", "😀"),
+        ("&#xFFFF;&#1114112;&#38;&#60;", "&<"),
     ],
 )
 def test_ui_mends_what_is_not_xml(written, read):
