@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 import signal
 import sys
 import time
@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from evaluation import folder_of
 from evaluator import JudgeConfig
 from judge_clients import DEFAULT_MODELS, url_problem
+from phone_check import SIMULATED, check_phones
 from policy_check import check_policy
 from recorded import alone
 from run_folder import UsageError, check_range, held, make_folder, read_args, write_args
@@ -227,7 +228,8 @@ def parse(description: str) -> Args:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
     words = [word.partition("=") for word in sys.argv[1:]]
     other = {SHOW_ALL: "--help", "--episodes": "--eval-episodes"}
-    line, given = ["".join((other.get(word[0], word[0]), *word[1:])) for word in words], {word[0] for word in words}
+    line = ["".join((other.get(word[0], word[0]), *word[1:])) for word in words]
+    given = {word[0].replace("_", "-") for word in words}
     described = f"{description}\nFlags that few runs set are shown by {SHOW_ALL}."
     args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line)
     base = args.recorded.replay or folder_of(args.run.eval)
@@ -236,17 +238,29 @@ def parse(description: str) -> Args:
     if base and not args.run.resume:
         run = read_args(base, Args, "--replay" if args.recorded.replay else "--eval")
         train = run.tasks.tasks
+        if args.run.eval and "--policy" in given and args.run.eval.suffix != ".pt":
+            raise UsageError(f"--eval {args.run.eval} is the policy: leave out --policy {args.policy.policy}")
         if args.run.eval:  # a new one: its numbers, and its judge, are not that run's
             run.tasks.eval_repeats, run.tasks.eval_train = TaskArgs.eval_repeats, TaskArgs.eval_train
             run.judge = run.judge if "--judge" not in given else JudgeArgs()
+            own = base / "policy.safetensors"
+            if run.policy.policy and not run.policy.policy.exists() and own.is_file():
+                run.policy.policy = own  # of the same size as what it began with
         run.run.resume, run.run.track, run.run.runs_dir, run.recorded = None, False, RunArgs.runs_dir, RecordedArgs()
         args = tyro.cli(tyro.conf.OmitArgPrefixes[Args], description=described, args=line, default=run)
+        idle = [(args.phones, name) for name in SIMULATED if not args.phones.simulated]
+        idle += [(args.algorithm, name) for name in unused(args.algorithm)]
+        for group, name in idle:  # that run's: beside what is new here they would say nothing
+            if f"--{name.replace('_', '-')}" not in given:
+                setattr(group, name, getattr(type(group), name))
         if args.run.eval and "--tasks" in given and "--eval-tasks" not in given:  # the file to evaluate on
             args.tasks.tasks, args.tasks.eval_tasks = train, args.tasks.tasks
     elif args.run.eval:
         if not args.run.eval.exists():
             raise UsageError(f"--eval {args.run.eval}: no such file or folder: give a run, a checkpoint or a policy")
-        args.policy.policy, args.tasks.eval_tasks = args.run.eval, args.tasks.eval_tasks or args.tasks.tasks
+        args.policy.policy = args.run.eval
+        if not args.tasks.eval_tasks:
+            args.tasks.tasks, args.tasks.eval_tasks = None, args.tasks.tasks
     return args
 
 
@@ -259,7 +273,10 @@ def resumed(args: Args) -> Args:
     args = read_args(folder, Args)
     if args.run.eval and not check:
         raise UsageError(f"--resume {folder}: an evaluation is not resumed: begin it again with --eval {args.run.eval}")
-    if budget:
+    if budget or any(word.replace("_", "-").startswith("--max-judge-calls") for word in sys.argv[1:]):
+        if 0 < budget < args.judge.max_judge_calls:
+            had = args.judge.max_judge_calls
+            raise UsageError(f"--max-judge-calls {budget}: the run has {had}: give more, or 0: no limit")
         args.judge.max_judge_calls = budget
         check_range(vars(args.judge), "max_judge_calls", 0)
         judge_config(args.judge)
@@ -273,32 +290,6 @@ def resumed(args: Args) -> Args:
     return args
 
 
-def check_phones(phones: PhoneArgs) -> None:
-    """Refuses phone flags that contradict each other, or that would change nothing."""
-    if phones.avd and (phones.devices or phones.adb_server):
-        raise UsageError("--avd launches emulators of its own: leave out --devices and --adb-server")
-    for serial in (*phones.devices, *filter(None, [phones.avd])):
-        if not re.fullmatch(r"[\w\[][\w.:%\[\]()-]*", serial):
-            raise UsageError(f"{serial!r} is neither a serial (R58M..., emulator-5554, 192.168.1.5:5555) nor an AVD")
-    if "all" in phones.devices and len(phones.devices) > 1:
-        raise UsageError(f"--devices {' '.join(phones.devices)}: give all, or serials")
-    for server in phones.adb_server:
-        host, _, port = server.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"--adb-server {server}: want HOST:PORT, such as 192.168.1.7:5037")
-    if phones.reset == "snapshot":
-        if phones.simulated:
-            raise UsageError("--reset snapshot: simulated phones have no snapshots: use it with --avd or emulators")
-        real = [serial for serial in phones.devices if not serial.startswith("emulator-") and serial != "all"]
-        if real or phones.adb_server:
-            raise UsageError(f"--reset snapshot: {' '.join(real or phones.adb_server)}: only emulators of this machine "
-                             "have snapshots that we can load")  # fmt: skip
-    if not phones.simulated:
-        for name in ("latency", "dialogs", "failed_loads", "slow_loads", "adb_port"):
-            if getattr(phones, name) != getattr(PhoneArgs, name):
-                raise UsageError(f"--{name.replace('_', '-')} is for simulated phones: leave it out with others")
-
-
 def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
     """Everything that can be refused before anything is started. Returns the tasks to train and to evaluate on."""
     if not args.run.resume:  # else it was, with the defaults of then
@@ -309,9 +300,11 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
     check_range(flags, "keep_screens", 0, 1)
     check_range(flags, "adb_port", 0, 65535)
-    check_range(flags, "seed latency total_trajectories train_minutes eval_every max_staleness learning_rate", 0)
+    check_range(flags, "seed", 0, 2**31 - 1)  # seeds of episodes are many times as large
+    check_range(flags, "latency total_trajectories eval_every max_staleness learning_rate", 0)
+    check_range(flags, "train_minutes rho_clip ratio_trust", 0, math.inf)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora eval_train", 0)
-    check_range(flags, "entropy_coef invalid_coef rho_clip ratio_trust priority_weights", 0)
+    check_range(flags, "entropy_coef invalid_coef priority_weights", 0)
     check_range(flags, "judge_votes eval_repeats", 1)
     check_range(flags, "top_quantile", 0.001, 1)
     check_range(flags, "judge_rpm max_judge_calls", 0)
@@ -320,6 +313,8 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
         from ray_pool import check_ray
 
         check_ray(args)
+    if args.run.serial and args.policy.server_device:
+        raise UsageError(f"--server-device {args.policy.server_device}: --serial has no policy server: leave it out")
     if args.run.serial:
         args.phones.num_workers, args.tasks.train_minutes = 1, 0.0
         if args.phones.simulated:
@@ -351,16 +346,21 @@ def prepare(args: Args) -> tuple[list[Task], list[Task], Path]:
     return train, test, make_folder(args.run.runs_dir, name, args)
 
 
-def check_unused(algorithm: AlgorithmArgs) -> None:
-    """Refuses flags that would change nothing beside the others."""
+def unused(algorithm: AlgorithmArgs) -> dict[str, str]:
+    """{flag: the one beside which it would change nothing}."""
     from baselines import UNUSED  # here, as it needs torch
 
-    unused = dict.fromkeys(UNUSED.get(algorithm.algo, "").split(), f"--algo {algorithm.algo}")
+    found = dict.fromkeys(UNUSED.get(algorithm.algo, "").split(), f"--algo {algorithm.algo}")
     if algorithm.target == "one_step":
-        unused.setdefault("retrace_lambda", "--target one_step")
+        found.setdefault("retrace_lambda", "--target one_step")
     if not algorithm.priority_alpha:
-        unused.setdefault("priority_weights", "--priority-alpha 0")
-    for name, by in unused.items():
+        found.setdefault("priority_weights", "--priority-alpha 0")
+    return found
+
+
+def check_unused(algorithm: AlgorithmArgs) -> None:
+    """Refuses flags that would change nothing beside the others."""
+    for name, by in unused(algorithm).items():
         if getattr(algorithm, name) != getattr(AlgorithmArgs, name):
             raise UsageError(f"--{name.replace('_', '-')}: {by} does not use it: leave it out")
 

@@ -74,7 +74,10 @@ def weight_files(folder: Path) -> list[Path]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{name}.index.json"
         if index.exists():
-            shards = set(json.loads(index.read_text())["weight_map"].values())
+            try:
+                shards = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{index} is no index of shards ({error!r}): copy it there again") from error
             files = [folder / Path(shard).name for shard in sorted(shards)]  # in this folder, whatever it says
             missing = [file.name for file in files if not file.exists()]
             if missing:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from adb_phone import AdbPhone, AndroidEnvError, list_devices
 from args import Args, check_flags, check_phones, judge_config
 from judge_check import ask_judge
 from policy_check import check_policy
+from recorded import alone, journal_paths
 from run_folder import KEPT, LEAST_FREE, RunStopped, UsageError
 
 REMEDIES = {
@@ -58,8 +60,9 @@ def check(args: Args) -> int:
 def examine(args: Args) -> Iterator[Row]:
     """All rows, in the order of the table."""
     yield flags_row(args)
-    yield adb_row()
-    yield from phone_rows(args)
+    if not alone(args):
+        yield adb_row()
+        yield from phone_rows(args)
     yield judge_row(args)
     checkpoint = checkpoint_row(args)
     yield checkpoint
@@ -80,6 +83,7 @@ def table(rows: list[Row]) -> str:
 def flags_row(args: Args) -> Row:
     """Would a run with these flags begin?"""
     try:
+        journal_paths(args.recorded)
         train, test = check_flags(args)
     except UsageError as error:
         return Row("flags", False, "refused", str(error))
@@ -224,7 +228,8 @@ def judge_row(args: Args) -> Row:
 
 
 def checkpoint_row(args: Args) -> Row:
-    """The policy to start from: loaded, and thrown away."""
+    """The policy to start from, or to evaluate: loaded, and thrown away."""
+    from evaluation import take_policy
     from learner import Learner
     from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 
@@ -234,7 +239,12 @@ def checkpoint_row(args: Args) -> Row:
         return Row("checkpoint", path == WARM_START, f"{path}: not there", remedy)
     try:
         check_policy(args.policy)
-        policy, _ = load_policy(args)
+        if args.run.eval:
+            with tempfile.TemporaryDirectory() as folder:
+                take_policy(args, Path(folder))
+                policy, path = load_policy(args)[0], args.run.eval
+        else:
+            policy, _ = load_policy(args)
         learner = Learner(policy, args.algorithm, text_encoder=load_text_encoder(args))
         load_screen_features(args)
     except (UsageError, ValueError) as error:  # the latter: torch's, of a flag that is refused above

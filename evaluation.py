@@ -179,7 +179,7 @@ def track(run, split: str, rates: bool = True) -> None:
 
 def folder_of(path: Path | None) -> Path | None:
     """The run that --eval names: its folder, its policy.safetensors, one of its checkpoints. None: another policy."""
-    for folder in (path, path.parent, path.parent.parent) if path else ():
+    for folder in (path, *path.absolute().parents[:2]) if path else ():
         if (folder / "config.json").is_file() and (folder / "journal.sqlite").is_file():
             return folder
     return None

@@ -17,11 +17,11 @@ from run_folder import RunStopped, UsageError
 def most_judge_calls(args: Args) -> tuple[int, int]:
     """(calls, trajectories) of a whole run at most: no screen seen twice, every action changes it, no retries."""
     tasks = args.tasks
-    evaluations = 2 * tasks.eval_episodes * (1 + tasks.eval_repeats)  # before and after, greedy and sampled
-    evaluations += 2 * tasks.eval_train  # of each set
-    if tasks.eval_every:
-        evaluations += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
-    number = tasks.total_trajectories + evaluations
+    number = 2 * tasks.eval_episodes * tasks.eval_repeats + 2 * tasks.eval_train  # greedy and sampled; of each set
+    if not args.run.eval:
+        number += 2 * tasks.eval_episodes + tasks.total_trajectories  # before training, and that
+        if tasks.eval_every:
+            number += min(64, tasks.eval_episodes) * (tasks.total_trajectories // tasks.eval_every)
     steps = tasks.horizon or 20
     a_trajectory = (steps + 1) * args.judge.judge_votes + steps * args.judge.judge_votes * args.judge.validity_judge
     return number * a_trajectory, number

@@ -374,4 +374,4 @@ def _as_one_file(path: Path, init_fusion: bool) -> bytes:
 def _short(error: Exception) -> str:
     """Ray's errors carry a whole traceback: what happened is in the last line."""
     cause = getattr(error, "cause", None)
-    return str(cause or error).strip().splitlines()[-1][-300:]
+    return (str(cause or error).strip() or repr(cause or error)).splitlines()[-1][-300:]

@@ -244,7 +244,7 @@ def feed(run) -> None:
 
             for _ in (_at_recorded_pace if recording.pace else _as_due)(run, recording, fetch):
                 now = time.monotonic()
-                run.train_seconds = before + now - began
+                run.train_seconds = run.offline_seconds = before + now - began
                 if now - shown > 15:
                     _tell(run, run.trajectories - first, now - began)
                     shown = now

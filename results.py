@@ -89,7 +89,10 @@ def append_metrics(path: Path, row: dict) -> None:
 
     A file that is there keeps its columns: an older version of this code may have begun it.
     """
-    fresh = not path.exists()
+    if path.exists():
+        with path.open("r+b") as file:  # a full disk may have torn the last line: the next is not written behind it
+            file.truncate(file.read().rfind(b"\n") + 1)
+    fresh = not path.exists() or not path.stat().st_size
     names = [name for name in row if name not in METRICS] + METRICS
     if not fresh:
         with path.open(newline="") as file:

@@ -50,7 +50,7 @@ class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
     COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "unsupported", "settled", "train_seconds",
-                "wall_seconds", "last_id", "offline")  # fmt: skip
+                "wall_seconds", "last_id", "offline", "offline_seconds")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -83,7 +83,7 @@ class Experiment:
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.trivial = self.stale = 0
         self.unsupported = 0  # texts that no keyboard of their phone could type
-        self.offline = 0  # how many of the trajectories were recorded before (recorded.py)
+        self.offline, self.offline_seconds = 0, 0.0  # how many of the trajectories were recorded before (recorded.py)
         self.pace: list = []  # of each update: last_id, version and the learner's progress, for --replay
         self.recording: Recording | None = None
         self.settled = 0  # how many of the trajectories that rejudge.py settled have been taken in
@@ -228,11 +228,12 @@ class Experiment:
         while not self.judge_pauses() and self.trajectories < total:
             now = time.monotonic()
             self.train_seconds = before + now - started
-            if tasks.train_minutes and self.train_seconds > 60 * tasks.train_minutes:
+            played = self.train_seconds - self.offline_seconds
+            if tasks.train_minutes and played > 60 * tasks.train_minutes:
                 break
             while self.receive():
                 pass
-            share = self.train_seconds / (60 * tasks.train_minutes) if tasks.train_minutes else 0.0
+            share = played / (60 * tasks.train_minutes) if tasks.train_minutes else 0.0
             share = max(share, (self.trajectories - self.offline) / tasks.total_trajectories)
             self.learner.progress = self.offline / total + (1 - self.offline / total) * share
             if self.learner.ready and not self.schedule.in_round:
@@ -301,7 +302,7 @@ class Experiment:
         per_minute, rate = metrics["charts/trajectories_per_minute"], metrics["charts/success_rate"]
         left = max(0, tasks.total_trajectories + self.offline - self.trajectories) / max(per_minute, 1e-9) * 60
         if tasks.train_minutes:
-            left = max(0.0, min(left, 60 * tasks.train_minutes - self.train_seconds))
+            left = max(0.0, min(left, 60 * tasks.train_minutes + self.offline_seconds - self.train_seconds))
         print(
             f"  {self.trajectories:5d} trajectories | success {'-' if rate is None else f'{rate:.2f}'} "
             f"| {per_minute:4.0f}/min | {sps:4.1f} steps/s | lag {metrics['stats/policy_lag_mean']:4.1f} "

@@ -16,10 +16,10 @@ import dataclasses
 import errno
 import itertools
 import json
-import math
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,12 +36,13 @@ class RunStopped(Exception):
     """The run cannot go on now, but can be resumed; printed as one line, exit code 1."""
 
 
-def check_range(flags: dict, names: str, low: float, high: float = math.inf) -> None:
-    """Each of the flags is None or in [low, high] (a tuple: each number of it), or a UsageError names it."""
+def check_range(flags: dict, names: str, low: float, high: float = sys.float_info.max) -> None:
+    """Each of the flags is None or in [low, high] (a tuple: each number of it), or a UsageError names it. By default
+    any number that is finite."""
     for name in names.split():
         values = flags[name] if isinstance(flags[name], tuple) else (flags[name],)
         if not all(value is None or low <= value <= high for value in values):
-            wanted = f"at least {low}" if high == math.inf else f"{low} to {high}"
+            wanted = f"at least {low}" if high >= sys.float_info.max else f"{low} to {high}"
             raise UsageError(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: {wanted} is needed")
 
 
@@ -92,7 +93,7 @@ def check_room(folder: Path, checkpoint: int) -> None:
     for path in (folder, folder / "checkpoints", folder / "journal.sqlite"):
         if path.exists() and not os.access(path, os.W_OK):
             raise UsageError(f"{path}: no right to write there: make it writable (chmod u+w), or run as its owner")
-    taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a run to be resumed
+    taken = sum(path.stat().st_size for path in folder.glob("checkpoints/*"))  # of a run to be resumed
     needed, free = int(LEAST_FREE) + (KEPT + 1) * checkpoint - taken, shutil.disk_usage(folder).free
     if free < needed:
         what = f"{KEPT + 1} checkpoints of {checkpoint:,} bytes, and the journal"

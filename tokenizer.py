@@ -164,7 +164,10 @@ class Codec:
         """
         file, pieces = Path(path) / "tokenizer.json", Path(path) / "spiece.model"
         if file.exists():
-            return cls(Tokenizer.from_file(str(file)), max_action=128)
+            try:
+                return cls(Tokenizer.from_file(str(file)), max_action=128)
+            except Exception as error:  # the library raises nothing narrower
+                raise ValueError(f"{file} cannot be read ({error}): copy it there again") from error
         if not pieces.exists():
             raise FileNotFoundError(f"{path} has no tokenizer: copy its tokenizer.json or spiece.model there")
         # transformers' own way from a spiece.model wants the sentencepiece package; its converter does not.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import args as module
+from run_folder import UsageError, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +44,41 @@ def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):
     monkeypatch.setattr("sys.argv", "run_distrl.py --rho-clip 2 --priority-weights 1 2 3 --horizon 4".split())
     args = module.parse("about")
     assert (args.algorithm.rho_clip, args.algorithm.priority_weights, args.tasks.horizon) == (2.0, (1.0, 2.0, 3.0), 4)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--seed 100000000000000000000", "--seed 100000000000000000000: 0 to 2147483647 is needed"),
+    ("--priority-weights inf 1 1", "--priority-weights inf 1.0 1.0: at least 0 is needed"),
+    ("--latency inf", "--latency inf: at least 0 is needed"),
+    ("--learning-rate nan", "--learning-rate nan: at least 0 is needed"),
+    ("--workers-per-node 3", "--workers-per-node 3: is for --ray-address"),
+    ("--serial --server-device cpu", "--server-device cpu: --serial has no policy server"),
+    ("--rho-clip inf --train-minutes inf", ""),
+])  # fmt: skip
+def test_numbers_that_no_run_can_have_are_refused(monkeypatch, words, said):
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", *words.split()])
+    if said:
+        with pytest.raises(UsageError) as error:
+            module.check_flags(module.parse("about"))
+        assert str(error.value).startswith(said)
+    else:
+        module.check_flags(module.parse("about"))
+
+
+def test_a_resumed_run_takes_more_judge_calls_or_no_limit_but_not_fewer(tmp_path, monkeypatch):
+    args = module.Args()
+    args.judge.judge, args.judge.max_judge_calls = "gemini", 50
+    folder = make_folder(tmp_path, "run", args)
+
+    def resumed(*words):
+        monkeypatch.setattr("sys.argv", ["run_distrl.py", "--resume", str(folder), *words])
+        return module.resumed(module.parse("about")).judge.max_judge_calls
+
+    assert resumed() == resumed("--max-judge-calls", "50") == 50
+    with pytest.raises(UsageError, match="--max-judge-calls 5: the run has 50: give more"):
+        resumed("--max-judge-calls", "5")
+    assert resumed("--max_judge_calls=80") == resumed() == 80
+    assert resumed("--max-judge-calls", "0") == resumed() == 0
 
 
 @pytest.mark.parametrize("reads", [True, False])

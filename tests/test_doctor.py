@@ -9,7 +9,7 @@ import pytest
 from conftest import disconnect
 
 import doctor
-from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, TaskArgs
+from args import AlgorithmArgs, Args, JudgeArgs, PhoneArgs, RecordedArgs, TaskArgs
 from doctor import check, disk_row
 from phone_source import find_devices, phone_source
 from run_folder import UsageError
@@ -152,6 +152,7 @@ def test_a_machine_that_no_adb_runs_on_is_said(monkeypatch):
     (Args(tasks=TaskArgs(tasks=Path("none.txt"))), "--tasks none.txt: No such file or directory: give a text file"),
     (Args(judge=JudgeArgs(judge_votes=3)), "--judge-votes: rules need no model: leave it out"),
     (Args(algorithm=AlgorithmArgs(learning_rate=-1.0)), "--learning-rate -1.0: at least 0 is needed"),
+    (Args(recorded=RecordedArgs(offline=(Path("none"),))), "--offline none"),
     (Args(), ""),
 ])  # fmt: skip
 def test_flags_that_a_run_would_refuse_are_not_called_well(args, words, monkeypatch, capsys):

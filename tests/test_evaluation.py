@@ -13,13 +13,13 @@ from test_learner import TAPS, play, small
 from test_run import TINY, Program
 
 import evaluation
-from args import Args, JudgeArgs, parse
+from args import Args, JudgeArgs, check_phones, check_unused, parse
 from journal import Journal
 from loaders import load_policy
 from replay import Trajectory
 from results import start_tracking
 from run_distrl import go_on
-from run_folder import UsageError, make_folder
+from run_folder import UsageError, make_folder, read_args, write_args
 from schedule import Schedule
 from tasks import generate_tasks, two_sets
 from worker import Episode, rollout, small_jpeg
@@ -96,6 +96,39 @@ def test_an_evaluation_has_its_own_repeats_and_may_have_another_judge(tmp_path, 
     found = line(monkeypatch, "--eval", base, "--tasks", "a.txt", "--eval-tasks", "b.txt").tasks
     assert (str(found.tasks), str(found.eval_tasks)) == ("a.txt", "b.txt")
     assert line(monkeypatch, "--eval", base, "--judge", "rules").judge == JudgeArgs()
+
+
+def test_flags_of_the_run_that_say_nothing_beside_those_given_are_not_held_against_them(base, tmp_path, monkeypatch):
+    args = read_args(base, Args)
+    args.phones.latency, args.phones.dialogs, args.algorithm.retrace_lambda = 0.0, 0.5, 1.0
+    write_args(base, args)
+    found = line(monkeypatch, "--eval", base, "--devices", "emulator-5554")
+    check_phones(found.phones)
+    assert line(monkeypatch, "--eval", base).phones.dialogs == 0.5
+    with pytest.raises(UsageError, match="--dialogs is for simulated phones"):
+        check_phones(line(monkeypatch, "--eval", base, "--devices", "emulator-5554", "--dialogs", "0.1").phones)
+    check_unused(line(monkeypatch, "--replay", base, "--algo", "digirl").algorithm)
+    with pytest.raises(UsageError, match="--retrace-lambda: --algo digirl does not use it"):
+        check_unused(line(monkeypatch, "--replay", base, "--algo", "digirl", "--retrace_lambda", "0.9").algorithm)
+
+
+def test_what_eval_names_is_the_policy(base, monkeypatch):
+    small().save(base / "policy.safetensors")
+    (base.parent / "start.safetensors").unlink()  # it is not needed
+    assert line(monkeypatch, "--eval", base).policy.policy == base / "policy.safetensors"
+    with pytest.raises(UsageError, match=f"--eval {base} is the policy: leave out --policy other"):
+        line(monkeypatch, "--eval", base, "--policy", "other")
+    (checkpoint,) = (base / "checkpoints").glob("*.pt")
+    monkeypatch.chdir(checkpoint.parent)
+    assert line(monkeypatch, "--eval", checkpoint.name).tasks.horizon == 7  # its run's flags
+
+
+def test_the_only_list_that_is_given_is_the_one_to_evaluate_on(base, monkeypatch):
+    other = base.parent / "start.safetensors"
+    tasks = line(monkeypatch, "--eval", other, "--tasks", "file.txt").tasks
+    assert (tasks.tasks, str(tasks.eval_tasks)) == (None, "file.txt")
+    tasks = line(monkeypatch, "--eval", other, "--tasks", "a.txt", "--eval_tasks", "b.txt").tasks
+    assert (str(tasks.tasks), str(tasks.eval_tasks)) == ("a.txt", "b.txt")
 
 
 def test_what_an_evaluation_that_was_cut_short_is_told(base):

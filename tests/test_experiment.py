@@ -418,5 +418,8 @@ def test_room_for_a_base_size_network_counts_what_a_resumed_run_has_already(tmp_
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"9,500,000,000 bytes are needed \(3 checkpoints of 3,000,000,000 bytes"):
         check_room(run, 3_000_000_000)
+    (run / "journal.sqlite").write_bytes(b"x" * 1000)  # makes no room
+    with pytest.raises(UsageError, match="9,500,000,000 bytes are needed"):
+        check_room(run, 3_000_000_000)
     (run / "checkpoints" / "1.pt").write_bytes(b"x")
     check_room(run, 3_000_000_000)

@@ -74,6 +74,9 @@ def test_G12_the_start_line_says_how_many_calls_to_expect(tmp_path):
     assert most_judge_calls(args)[0] == 148 * (5 + 4) * 3
     args.tasks.eval_repeats, args.tasks.eval_train = 3, 5  # repeats after training only; 5 training tasks of each set
     assert most_judge_calls(args)[1] == 100 + 2 * 8 * (1 + 3) + 2 * 5 + 16
+    args.run.eval = tmp_path  # plays the last evaluation alone
+    assert most_judge_calls(args)[1] == 2 * 8 * 3 + 2 * 5
+    args.run.eval = None
     args.tasks.eval_repeats, args.tasks.eval_train = 1, 0
     with JudgeServer(["Status: success"]) as server:
         args.judge.judge_url = server.url

@@ -8,10 +8,12 @@ import shutil
 import signal
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from test_experiment import begin
 from test_learner import play, small
 from test_run import Program
 
@@ -20,7 +22,7 @@ from journal import Journal
 from recorded import NoPool, alone, feed, read
 from replay import Trajectory
 from run_distrl import Experiment, main
-from run_folder import UsageError, read_args, write_args
+from run_folder import UsageError, load_checkpoint, make_folder, read_args, write_args
 
 FLAGS = """--eval-episodes 1 --horizon 3 --learning-starts 4 --critic-warmup 2 --batch-trajectories 2 --eval-every 0
     --updates-per-trajectory 0.5 --latency 0 --publish-every 1""".split()
@@ -396,6 +398,22 @@ def test_offline_then_phones(runs, tmp_path):
         ids = [row.id for row in journal.rows("train")]
         marked = ["recorded" in Trajectory.from_bytes(data).info for _, data in journal.blobs(ids)]
     assert marked == [True] * recorded + [False] * (len(ids) - recorded) and 4 <= len(ids) - recorded <= 5
+    state = load_checkpoint(run)["counters"]
+    assert 0 < state["offline_seconds"] < state["train_seconds"]
+
+
+@pytest.mark.parametrize(("seconds", "played"), [(30.0, True), (61.0, False)])
+def test_minutes_of_training_are_those_on_phones(tmp_path, seconds, played):
+    """However long it learnt from records before."""
+    asked: list = []
+    run = begin(make_folder(tmp_path, "run", Args()), small())
+    tasks = run.args.tasks
+    tasks.train_minutes, tasks.total_trajectories, tasks.eval_every = 1.0, 3, 0
+    run.train_seconds, run.offline_seconds = 600.0 + seconds, 600.0
+    run.args.run.serial, run.pool = True, SimpleNamespace(
+        pump=lambda: asked.append(run.learner.progress) or setattr(run, "stopping", True), env_steps=0, error=None)
+    run.train()
+    assert bool(asked) == played and (not played or asked[0] == pytest.approx(0.5, abs=0.01))
 
 
 def test_G2_a_bad_path_gets_one_line_and_leaves_no_folder(runs, tmp_path, capsys):

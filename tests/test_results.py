@@ -199,6 +199,18 @@ def test_metrics_file(tmp_path):
     assert read_metrics(tmp_path / "metrics.csv")[1] == {"step": 2, "trajectories": 10, "losses/entropy": 0.25}
 
 
+def test_a_line_that_a_full_disk_tore_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for step in (1, 2):
+        append_metrics(path, {"step": step, "wall_seconds": 30.0 * step})
+    path.write_bytes(path.read_bytes()[: -len(METRICS) - 4])  # "2,6"
+    append_metrics(path, {"step": 3, "wall_seconds": 90.0})
+    assert read_metrics(path) == [{"step": 1, "wall_seconds": 30.0}, {"step": 3, "wall_seconds": 90.0}]
+    path.write_bytes(b"step,wall_se")
+    append_metrics(path, {"step": 4, "wall_seconds": 120.0})
+    assert read_metrics(path) == [{"step": 4, "wall_seconds": 120.0}]
+
+
 def test_G3_the_table_ends_with_the_result_and_says_where_to_look():
     results = summarise(WARMUP, FINAL) | {"trajectories": 12, "wall_seconds": 90.0}
     text = table(results, Path("runs/x"))
