@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from finished import Done, at
 
-from run_data import wilson_interval
-
 HELD_OUT = ("greedy", "final")  # where results.json has success on all held-out tasks after training
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # Student's, 1 to 10 degrees of freedom
 
@@ -99,11 +97,9 @@ def arms(runs: Sequence[Done], *path: str) -> tuple[float, float]:
 
 
 def wilson(runs: Sequence[Done], *path: str) -> tuple[float, float]:
-    """The interval, in %, of these runs' mean: as if it were one run's, as several of one seed play the same tasks."""
-    rates = [run.percent(*path) for run in runs if math.isfinite(run.percent(*path))]
-    counts = [n for run in runs if (n := at(run.results, path).get("n"))]
-    n = round(statistics.mean(counts))
-    low, high = wilson_interval(statistics.mean(rates) / 100 * n, n)
+    """The interval, in %, of one seed's runs: the mean of theirs, as they play the same tasks."""
+    ends = [at(run.results, path)["ci95"] for run in runs if math.isfinite(run.percent(*path))]
+    low, high = map(statistics.mean, zip(*ends, strict=True))
     return 100 * low, 100 * high
 
 

@@ -12,7 +12,7 @@ A run lives in OUT/BUDGET/METHOD/SEED/. One that has its results.json is skipped
 that this script does not know go to every `run_distrl.py`; a folder that was made with other flags is refused. Several
 experiments share runs: A-RIDE with its defaults is run once a seed.
 
-Budget "full": 3 minutes of training, about 890 trajectories of A-RIDE here; the paper's 6,000 s brought 770 to 800
+Budget "full": 3 minutes of training, about 945 trajectories of A-RIDE here; the paper's 6,000 s brought 770 to 800
 (asynchronous) and 300 to 320 (synchronous). It was fixed before any result was seen; less would not do, as the learning
 rate takes 80 updates to warm up. Held-out tasks are General and Web Shopping in turns, as many of each, every one
 played twice in each way after training; 64 training tasks of each set are played greedily then as well.
