@@ -53,8 +53,10 @@ def digirl_advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, t
     step = dict(values=values, next_values=next_values, terminated=terminated, mask=mask, gamma=1.0)
     if not published:
         return aride.td_errors(rewards=aride.authors_rewards(rewards=rewards, mask=mask, gamma=gamma), **step)
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     td = aride.td_errors(rewards=rewards, **step)
-    outcome = aride.discounted_returns(rewards=rewards, mask=mask, gamma=1.0)[:, :1]  # [B, 1]
+    outcome = outcome_advantages(rewards=rewards, mask=mask)
     left = mask.flip(1).cumsum(1).flip(1) - 1  # [B, T]: steps after this one
     weight = torch.full_like(td, gamma).pow(left)
     return (weight * outcome + (1 - weight) * td - 1 / HORIZON).masked_fill(~mask, 0.0)
@@ -63,8 +65,8 @@ def digirl_advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, t
 @torch.no_grad()
 def outcome_advantages(*, rewards: Tensor, mask: Tensor) -> Tensor:
     """Filtered cloning's: each step has its trajectory's undiscounted return R, [B, T]; 0 outside the mask."""
-    returns = aride.discounted_returns(rewards=rewards, mask=mask, gamma=1.0)
-    return returns[:, :1].expand_as(returns).masked_fill(~mask, 0.0)
+    returns = aride.discounted_returns(rewards=rewards, mask=mask, gamma=1.0)  # checks them; padded on either side
+    return rewards.masked_fill(~mask, 0.0).sum(1, keepdim=True).expand_as(returns).masked_fill(~mask, 0.0)
 
 
 def _cloning_loss(*, logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, entropy: Tensor, invalid: Tensor,

@@ -72,7 +72,7 @@ class RobertaText:
         """float32 [N, dim]; prompts beyond RoBERTa's length lose their beginning."""
         if len(self._cache) > self.CACHED:
             self._cache.clear()
-        new = sorted({p for p in prompts if p not in self._cache}, key=len)
+        new = sorted(dict.fromkeys(p for p in prompts if p not in self._cache), key=len)  # no set: its order varies
         for start in range(0, len(new), 16):  # of similar lengths
             rows = new[start : start + 16]
             tokens = self.tokenizer(

@@ -48,8 +48,12 @@ class Team:
     @classmethod
     def from_environment(cls) -> Team | None:
         """As torchrun started this process; None: it is the only one."""
-        size = int(os.environ.get("WORLD_SIZE", 1))
-        return cls(int(os.environ["RANK"]), size) if size > 1 else None
+        size, rank = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK"))
+        if size in ("", "1"):
+            return None
+        if not (size.isdecimal() and rank.isdecimal()):
+            raise UsageError(f"WORLD_SIZE={size} RANK={rank}: torchrun sets both: start with it, or unset WORLD_SIZE")
+        return cls(int(rank), int(size))
 
     def check(self, args) -> None:
         """UsageError: flags that do not go with several learners."""

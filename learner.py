@@ -69,9 +69,8 @@ class Learner:
         policy.network.image_dense.requires_grad_(policy.fresh_images)
         trained = [p for p in policy.parameters() if p.requires_grad]
         self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99), fused=True)
-        self.critic_optimizer = torch.optim.Adam(
-            [*self.critic.parameters(), *self.trajectory_critic.parameters()], lr=self.CRITIC_LEARNING_RATE, fused=True
-        )
+        critics = [*self.critic.parameters(), *self.trajectory_critic.parameters()]
+        self.critic_optimizer = torch.optim.Adam(critics, lr=self.CRITIC_LEARNING_RATE, fused=True)
         self.replay = PrioritizedReplay(config.replay_capacity, alpha=config.priority_alpha, seed=seed)
         self.critic_steps = 0  # updates of the critics alone, before the first of the policy
         self.updates = 0  # updates of the policy
@@ -209,13 +208,15 @@ class Learner:
         return targets, aride.advantages(**terms, truncated=batch["truncated"], targets=targets)
 
     @torch.no_grad()
-    def _labels(self, batch: dict, flat_values: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """What V_step learns, [B, T], and whether that is a soft label."""
+    def _labels(self, batch: dict, flat_values: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+        """What V_step learns, [B, T], and whether that is a soft label. None: the policy is not finite."""
         if self.config.algo in ("digirl", "digirl_paper"):  # the outcome
             return aride.discounted_returns(rewards=batch["rewards"], mask=batch["mask"], gamma=1.0), False
         log_rho = torch.zeros_like(batch["rewards"])
         if self.config.algo == "vtrace" and self.updates:  # IMPALA's critic is corrected too
             log_rho = self._scores(batch)[0] - batch["behavior_logprob"]
+            if not self._finite(log_rho):
+                return None
         return self._corrected(batch, log_rho, self._terms(batch, flat_values), 1.0), True
 
     def _scores(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:  # log pi and entropy of the actions, [B, T]
@@ -234,9 +235,9 @@ class Learner:
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
         logits, values = self._values(batch)
-        if not self._finite(logits):
-            return self._skip(self.critic_optimizer, "the critic's output", batch)
-        targets, soft = self._labels(batch, values)
+        if not self._finite(logits) or not (labels := self._labels(batch, values)):
+            return self._skip(self.critic_optimizer, "the critic's output, or a log-prob", batch)
+        targets, soft = labels
         step_logits = torch.zeros(*mask.shape, 2, device=mask.device)
         step_logits[mask] = logits[batch["is_state"]]
         value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=soft)

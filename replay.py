@@ -15,9 +15,9 @@ Example:
     >>> ids, trajectories, weights = replay.sample(4); replay.update_priorities(ids, [0.7] * 4)
     4
 
-Departs from the paper: importance weights (`beta`) and a top-quantile filter by R - V_traj within the buffer
-(`top`), both off. Departs from the authors' code: the tree is what sampling reads; whole trajectories, their
-last step included, instead of windows; no priority is stored twice.
+Departs from the paper: importance weights (`beta`) and a top-quantile filter by R - V_traj within the buffer (`top`),
+both off. Departs from the authors' code: the tree is what sampling reads; whole trajectories, their last step
+included, instead of windows; no priority is stored twice.
 """
 
 import io
@@ -25,6 +25,7 @@ import json
 import math
 import struct
 import threading
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -39,11 +40,9 @@ class NotEnoughData(RuntimeError):
 
 @dataclass(eq=False)
 class Trajectory:
-    """One episode of T actions: T+1 observations, and for each action its tokens, log-probs and reward.
-
-    `token_ids` and `logprobs` are what was sampled and log mu of each token, temperature included. `success`
-    is None if the judge could not tell. Converted to the types below; a ValueError names what does not fit.
-    """
+    """One episode of T actions: T+1 observations, and for each action its tokens, log-probs and reward. `token_ids` and
+    `logprobs` are what was sampled and log mu of each token, temperature included. `success` is None if the judge could
+    not tell. Converted to the types below; a ValueError names what does not fit."""
 
     instruction: str
     family: str
@@ -69,6 +68,8 @@ class Trajectory:
         for name, dtype in (("rewards", np.float32), ("invalid", bool), ("policy_version", np.int64)):
             setattr(self, name, np.asarray(getattr(self, name), dtype=dtype))
         self.terminated, self.truncated = bool(self.terminated), bool(self.truncated)
+        if self.success not in (None, False, True):  # "failure" would be a success
+            raise ValueError(f"success must be True, False or None, got {self.success!r}")
         self.success = None if self.success is None else bool(self.success)
         steps = len(self.actions)
         if not steps or not (self.terminated or self.truncated):
@@ -128,7 +129,7 @@ class Trajectory:
             for name in ("token_ids", "logprobs"):
                 arrays[name] = np.split(arrays[name], cuts)
             return cls(**text, **arrays)
-        except (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, EOFError, OSError,
+        except (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, RuntimeError, EOFError, OSError,
                 LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{len(data)} bytes are not a trajectory: {error}") from error
 
@@ -198,7 +199,7 @@ class SumTree:
 
     def set(self, indices, masses) -> None:
         """Masses of some entries; of a repeated index the last mass holds. A ValueError changes nothing."""
-        indices, masses = self._indices(indices), np.array(masses, np.float64, ndmin=1, copy=None)
+        indices, masses = self._indices(indices).ravel(), np.array(masses, np.float64, copy=None).ravel()
         if not indices.size:
             return
         if not (masses.min() >= 0 and masses.max() <= _MAX_MASS):
@@ -261,7 +262,7 @@ class PrioritizedReplay:
         if not 1 <= min_trajectories <= slots:
             raise ValueError(f"min_trajectories {min_trajectories} must be in [1, {slots}], the most held")
         self.capacity, self.alpha, self.eps, self.min_trajectories = capacity, alpha, eps, min_trajectories
-        self._build = {"capacity": capacity, "alpha": alpha, "eps": eps, "slots": slots}
+        self._build = {"capacity": int(capacity), "alpha": float(alpha), "eps": float(eps), "slots": int(slots)}
         self._rng, self._lock = np.random.default_rng(seed), threading.RLock()
         self._clear()
 
@@ -303,12 +304,11 @@ class PrioritizedReplay:
         if not math.isfinite(value):
             raise ValueError(f"value must be finite, got {value}")
         with self._lock:
-            id = self._next_id if id is None else int(id)
+            id = self._next_id if id is None else int(np.int64(id))
             if id in self._slot:
                 raise ValueError(f"trajectory {id} is in the buffer already")
-            if priority is None:
-                priority = self._priorities[self._live()].max() if self._slot else 1.0
-            masses = self._masses(np.asarray(priority, dtype=np.float64))
+            highest = self._priorities[self._live()].max() if self._slot else 1.0
+            masses = self._masses(np.float64(priority := float(highest if priority is None else priority)))
             while self.num_transitions + steps > self.capacity or len(self) == self._tree.capacity:
                 oldest = self._slot.pop(next(iter(self._slot)))
                 self.num_transitions -= len(self._trajectories[oldest])

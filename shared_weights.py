@@ -68,6 +68,8 @@ class SharedWeights:
                 return version
 
     def _check(self, arrays: Sequence[np.ndarray]) -> None:
+        if wrong := [a for a in arrays if a.dtype != np.float32 or not a.flags.c_contiguous]:  # a copy would be filled
+            raise ValueError(f"want contiguous float32 arrays, got {wrong[0].dtype} with strides {wrong[0].strides}")
         total = sum(array.size for array in arrays)
         if total != self.size:
             raise ValueError(f"{total} numbers in {len(arrays)} arrays, but the shared buffers hold {self.size}")

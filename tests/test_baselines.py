@@ -62,6 +62,17 @@ def test_digirl_advantages_of_its_code_by_hand():
     assert torch.allclose(found, torch.tensor([success, failure]), atol=1e-6)
 
 
+def test_padding_may_lie_on_either_side_and_gamma_is_checked():
+    mask, rewards = torch.tensor([[False, True, True]]), torch.tensor([[0.0, 0.0, 1.0]])
+    assert baselines.outcome_advantages(rewards=rewards, mask=mask).tolist() == [[0.0, 1.0, 1.0]]
+    zero = torch.zeros(1, 3)
+    terms = dict(rewards=rewards, values=zero, next_values=zero, terminated=torch.tensor([[False, False, True]]))
+    found = baselines.digirl_advantages(**terms, mask=mask, gamma=0.5, published=True)
+    assert torch.allclose(found, torch.tensor([[0.0, 0.45, 0.95]]))  # gamma + (1 - gamma) 0 - 1/20; 1 - 1/20
+    with pytest.raises(ValueError, match="gamma must be in"):
+        baselines.digirl_advantages(**terms, mask=mask, gamma=1.5, published=True)
+
+
 def test_digirl_advantages_of_its_paper_by_hand():
     found = baselines.digirl_advantages(**steps(), gamma=0.5, published=True)
     success = [0.25 * 1 + 0.75 * (0.9 - 0.3), 0.5 * 1 + 0.5 * (0.4 - 0.9), 1.0]

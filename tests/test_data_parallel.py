@@ -133,6 +133,13 @@ def test_a_run_with_two_learners_learns_saves_itself_and_goes_on(tmp_path):
     assert results["updates"] >= saved["updates"] and again.stdout.count("Resumed") == 1
 
 
+def test_half_of_what_torchrun_sets_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError, match="WORLD_SIZE=2 RANK=: torchrun sets both"):
+        Team.from_environment()
+
+
 def test_one_process_is_no_team(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert Team.from_environment() is None

@@ -95,6 +95,17 @@ def test_d8_every_item_is_drawn_alike():
         assert all(0.24 < share < 0.26 for share in got.values())
 
 
+@pytest.mark.parametrize("bad", [{"id": 2**63}, {"priority": [1.0, 2.0]}, {"priority": float("nan")}])
+def test_what_is_refused_evicts_nothing(bad):
+    replay = PrioritizedReplay(np.int64(8), alpha=np.float32(0.5))
+    json.dumps({k: v for k, v in replay.state_dict().items() if k != "rng"})
+    for _ in range(4):
+        replay.add(trajectory(2))
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        replay.add(trajectory(2), **bad)
+    assert len(replay) == 4 and replay.num_transitions == 8 and len(replay.sample(3)[1]) == 3
+
+
 def test_d14_priorities_decide_what_is_drawn():
     for alpha, share in ((1.0, 100 / 101), (0.5, 10 / 11), (0.0, 0.5)):
         buffer = filled([1, 9], alpha=alpha, eps=0)

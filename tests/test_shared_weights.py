@@ -67,6 +67,14 @@ def test_arrays_of_another_size_and_old_versions_are_refused():
         assert weights.read([array], newer_than=41) == weights.version == version and (array == version).all()
 
 
+def test_what_would_be_copied_is_not_read_into():
+    shared = SharedWeights(CONTEXT, 6)
+    shared.publish([np.ones(6, np.float32)], 1)
+    for array in (np.zeros((3, 2), np.float32).T, np.zeros(6)):
+        with pytest.raises(ValueError, match="want contiguous float32 arrays"):
+            shared.read([array])
+
+
 def test_arrays_that_lie_side_by_side_are_copied_as_one():
     flat, apart = np.arange(9, dtype=np.float32), np.float32([9, 10, 11])
     arrays = [flat[:4].reshape(2, 2), flat[4:5], flat[5:], apart, flat[:0]]

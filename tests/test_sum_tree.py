@@ -101,6 +101,13 @@ def test_bad_indices_and_prefixes_are_refused():
         SumTree(0)
 
 
+def test_indices_of_any_shape():
+    tree = SumTree(5000)
+    tree.set(np.arange(5000), 1.0)
+    tree.set([[0, 1], [2, 3]], [[5.0, 5.0], [5.0, 5.0]])
+    assert tree.get([0, 1, 2, 3]).tolist() == [5.0] * 4 and tree.total == 5016
+
+
 def test_duplicates_last_wins():
     tree = SumTree(5000)
     tree.set([7, 4000, 7, 7], [1.0, 2.0, 3.0, 5.0])
