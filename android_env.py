@@ -220,7 +220,6 @@ class AndroidEnv:
         if self._first:                                  # left there by someone else, whose data it is
             in_front.update(self.phone.foreground()[::2])
             self._keep.add(self._home())
-            self._first = False
         else:
             self._touched |= in_front
         for package in sorted((self._touched | in_front) - self._keep):
@@ -231,7 +230,7 @@ class AndroidEnv:
         if seed is not None:
             commands.append(f"setprop debug.distrl.seed {seed}")
         self.phone.shell("; ".join([*commands, "input keyevent 3"]), timeout=60, check=True)
-        self._touched = set()
+        self._touched, self._first = set(), False
         self._image = self._settled()
 
     def _home(self) -> str:

@@ -358,7 +358,17 @@ def test_what_was_open_before_the_first_episode_is_stopped_but_keeps_its_data():
     phone = ToyPhone()
     phone.seen = "  * Hist #0: ActivityRecord{1a2b u0 com.mine.notes/.Main t9}\ntouched com.episode\n"
     env = AndroidEnv(phone, [TASK], CountJudge())
+    phone.error = DeviceOffline("R58M12", "offline", "plug it in")  # at first
+    shell = phone.shell
+
+    def fails_once(command, **how):
+        if phone.error and "force-stop" in command:
+            raise phone.error
+        return shell(command, **how)
+
+    phone.shell = fails_once
     env.reset(seed=1)
+    assert "recover" in phone.calls and not any("pm clear com.mine" in call for call in phone.calls)
     assert "am force-stop com.episode; pm clear com.episode; am force-stop com.mine.notes; rm -f" in phone.calls[-1]
     phone.seen = "  * Hist #0: ActivityRecord{1a2b u0 com.mine.notes/.Main t9}\n"  # by an episode
     env.reset(seed=2)
