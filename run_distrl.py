@@ -83,7 +83,7 @@ class Experiment:
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.trivial = self.stale = 0
         self.unsupported = 0  # texts that no keyboard of their phone could type
-        self.offline, self.offline_seconds = 0, 0.0  # trajectories that were recorded before; spent on them (recorded.py)
+        self.offline, self.offline_seconds = 0, 0.0  # trajectories recorded before; spent on them (recorded.py)
         self.pace: list = []  # of each update: last_id, version and the learner's progress, for --replay
         self.recording: Recording | None = None
         self.settled = 0  # how many of the trajectories that rejudge.py settled have been taken in
