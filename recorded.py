@@ -10,9 +10,9 @@
 
 `--offline` takes the training trajectories with a verdict of all journals, mixed in an order drawn by --seed, each once
 and however old, and makes --updates-per-trajectory updates for it. They are copied into the run's own journal
-(`info["recorded"]` says where from), so that --resume and report.py need nothing else. The step size falls over both
-parts, recorded and played, as over one. Stopped or killed on the way and resumed, the recorded part ends with the
-same weights.
+(`info["recorded"]` says where from), so that report.py, and --resume once all are in, need nothing else. The step
+size falls over both parts, recorded and played, as over one. Stopped or killed on the way and resumed, the recorded
+part ends with the same weights: its order is kept in the run's journal, whatever has been added to the others since.
 
 `--replay` copies the run's whole journal, so that ids stay, and repeats its learning: the newest checkpoint knows for
 each update what had come in before it, the version of the weights and the share of the budget (`Experiment.pace`). So a
@@ -115,6 +115,8 @@ def read(args, policy, folder: Path) -> Recording | None:
         return None
     given = [str(path) for path in recorded.offline or [recorded.replay]]
     recording = Recording([], given, 0, replay=recorded.replay is not None, alone=alone(args))
+    if not recording.replay and args.run.resume and _recall(recording, args, folder / "journal.sqlite"):
+        return recording
     for name, path in zip(given, journal_paths(recorded), strict=True):
         where = f"{'--replay' if recording.replay else '--offline'} {name}"
         try:
@@ -131,7 +133,29 @@ def read(args, policy, folder: Path) -> Recording | None:
     else:
         random.Random(args.run.seed).shuffle(recording.order)
         recording.budget = len(recording.order) + args.tasks.total_trajectories
+        _keep(recording, folder / "journal.sqlite")
     return recording
+
+
+def _keep(recording: Recording, own: Path) -> None:
+    """Notes what --offline takes, and in which order, in the run's own journal."""
+    paths = list(dict.fromkeys(path for path, _ in recording.order))
+    order = [(paths.index(path), id) for path, id in recording.order]
+    with Journal(own) as journal:
+        journal.meta["offline"] = {"journals": [*map(str, paths)], "order": order, "unknown": recording.unknown}
+
+
+def _recall(recording: Recording, args, own: Path) -> bool:
+    """What `_keep` noted, for a resumed run. UsageError: a journal still needed is not there."""
+    with Journal(own) as journal:
+        kept, copied = journal.meta.get("offline"), journal.count("train")
+    if kept:
+        if copied < len(kept["order"]):
+            journal_paths(args.recorded)
+        recording.order = [(Path(kept["journals"][index]), id) for index, id in kept["order"]]
+        recording.unknown = kept["unknown"]
+        recording.budget = len(recording.order) + args.tasks.total_trajectories
+    return bool(kept)
 
 
 def _look(path: Path, capacity: int, policy) -> Iterator[tuple[int, bool | None]]:
@@ -235,11 +259,11 @@ def feed(run) -> None:
     before, first = run.train_seconds, run.trajectories
     try:
         with ExitStack() as stack:
-            journals = {path: Journal(path, readonly=True) for path in dict.fromkeys(p for p, _ in recording.order)}
-            for journal in journals.values():
-                stack.enter_context(journal)
+            journals = {}
 
             def fetch(item: tuple[Path, int]) -> Trajectory:
+                if item[0] not in journals:  # a resumed run may have all that is in it
+                    journals[item[0]] = stack.enter_context(Journal(item[0], readonly=True))
                 return _fetch(journals[item[0]], item[1])
 
             for _ in (_at_recorded_pace if recording.pace else _as_due)(run, recording, fetch):
@@ -292,7 +316,7 @@ def _as_due(run, recording: Recording, fetch: Callable) -> Iterator[None]:
         if run.learner.progress < 1 and run.learner.ready:
             run.learn()
         elif item := next(todo, None):
-            _take(run, recording, item, fetch(item))
+            _take(run, recording, item, fetch)
         else:
             return
         yield
@@ -306,24 +330,25 @@ def _at_recorded_pace(run, recording: Recording, fetch: Callable) -> Iterator[No
         while run.last_id < last_id:
             if not (item := next(todo, None)):
                 return
-            _take(run, recording, item, fetch(item))
+            _take(run, recording, item, fetch)
             yield
         run.learner.progress = progress
         run.learn()
         yield
     for item in todo:  # came in after the last update
-        _take(run, recording, item, fetch(item))
+        _take(run, recording, item, fetch)
         yield
 
 
-def _take(run, recording: Recording, item: tuple[Path, int], trajectory: Trajectory) -> None:
+def _take(run, recording: Recording, item: tuple[Path, int], fetch: Callable) -> None:
     if recording.replay:
-        run.take(trajectory, item[1])
+        run.take(fetch(item), item[1])
         return
     origin = f"{item[0]} {item[1]}"
     if run.played and run.played[0][1].info.get("recorded") == origin:  # journaled before the run was killed
         id, trajectory = run.played.popleft()
     else:
+        trajectory = fetch(item)
         trajectory.info["recorded"] = origin
         id = run.store(trajectory, trajectory.to_bytes(), "train")
     run.take(trajectory, id)

@@ -128,23 +128,27 @@ def test_offline_takes_a_verdict_that_was_given_later(tmp_path):
         assert sorted(row.success for row in kept.rows()) == [False, True]
 
 
+def cut_after(number: int, source: Path, folder: Path, policy) -> Args:
+    """A run that was stopped then; the flags to resume it."""
+    cut = experiment(settings([source]), folder, policy)
+    stop_after(cut, number)
+    feed(cut)
+    cut.save()
+    cut.journal.close()
+    args = settings([source])
+    args.run.resume = folder
+    return args
+
+
 def test_offline_interrupted_and_resumed_ends_with_the_same_weights(tmp_path):
     policy = small()
     source = write(tmp_path / "source.sqlite", policy, [True, False] * 6)
     whole = experiment(settings([source]), tmp_path / "whole", policy)
     feed(whole)
-    cut = experiment(settings([source]), tmp_path / "cut", policy)
-    stop_after(cut, 7)
-    feed(cut)
-    assert cut.trajectories == 7
-    cut.save()
-    cut.journal.close()
-    args = settings([source])
-    args.run.resume = tmp_path / "cut"
-    resumed = experiment(args, tmp_path / "cut", policy)
-    assert resumed.trajectories == 7
+    resumed = experiment(cut_after(7, source, tmp_path / "cut", policy), tmp_path / "cut", policy)
+    assert resumed.trajectories == 7 and weights(resumed) != weights(whole)
     feed(resumed)
-    assert weights(resumed) == weights(whole) != weights(cut)
+    assert weights(resumed) == weights(whole)
     assert resumed.pace == whole.pace and resumed.trajectories == 12
 
 
@@ -171,6 +175,34 @@ def test_offline_killed_and_resumed_ends_with_the_same_weights_and_stores_nothin
     assert weights(resumed) == weights(whole) and resumed.pace == whole.pace
     with Journal(resumed.journal_path, readonly=True) as kept:
         assert kept.count() == resumed.trajectories == 12
+
+
+def test_offline_resumed_keeps_to_its_order_when_the_journal_has_grown(tmp_path):
+    policy = small()
+    source = write(tmp_path / "source.sqlite", policy, [True, False, None] * 4)
+    whole = experiment(settings([source]), tmp_path / "whole", policy)
+    feed(whole)
+    args = cut_after(5, source, tmp_path / "cut", policy)
+    write(source, policy, [True] * 3, seed=50)
+    resumed = experiment(args, tmp_path / "cut", policy)
+    feed(resumed)
+    assert resumed.trajectories == 8 and weights(resumed) == weights(whole)
+    assert resumed.recording.summary() == whole.recording.summary()
+
+
+def test_offline_resumed_needs_the_journals_only_for_what_it_has_not_copied(tmp_path):
+    policy = small()
+    source = write(tmp_path / "source.sqlite", policy, [True, False] * 6)
+    args = cut_after(12, source, tmp_path / "all", policy)
+    unfinished = cut_after(5, source, tmp_path / "cut", policy)
+    whole = experiment(settings([source]), tmp_path / "whole", policy)
+    feed(whole)
+    source.unlink()
+    resumed = experiment(args, tmp_path / "all", policy)
+    feed(resumed)
+    assert resumed.trajectories == 12 and weights(resumed) == weights(whole)
+    with pytest.raises(UsageError, match=r"--offline .*source\.sqlite: journal .*: no such file"):
+        experiment(unfinished, tmp_path / "cut", policy)
 
 
 # ---------------------------------------------------------------------- what is refused
