@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import time
@@ -281,7 +282,7 @@ def resumed(args: Args) -> Args:
         check_range(vars(args.judge), "max_judge_calls", 0)
         judge_config(args.judge)
         try:
-            if not check:
+            if not check and os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first
                 with held(folder):
                     write_args(folder, args)
         except OSError as error:

@@ -61,9 +61,9 @@ def _check(mask: Tensor, **tensors: Tensor | float | None) -> None:
             raise ValueError(f"{name} must be in [0, {high}], got {x}")
 
 
-def _refuse(mask: Tensor, **tensors: Tensor) -> None:
+def _refuse(mask: Tensor, **tensors: Tensor | float) -> None:
     """Raise, naming the first valid step that is not finite. Called only once a result is not finite."""
-    for name, x in tensors.items():
+    for name, x in ((name, torch.as_tensor(x)) for name, x in tensors.items()):
         # An infinite log-ratio is clamped and harmless.
         bad = mask & (x.isnan() if name in ("log_rho", "behavior_logprob") else ~x.isfinite())
         if bad.any():
@@ -135,7 +135,6 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
            terminated=terminated, truncated=truncated, gamma=gamma, lam=lam)
     if not (rho_clip > 0 and c_clip > 0):
         raise ValueError(f"rho_clip and c_clip must be above 0, got {rho_clip} and {c_clip}")
-    stepwise = isinstance(gamma, Tensor)
     td, c, decay, td_bits, decay_bits, keep, live, steps = _scratch(
         mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
     with torch.inference_mode():  # cheaper calls; `clone`, outside, makes an ordinary tensor again
@@ -150,18 +149,18 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
         else:
             td.mul_(c if rho_clip == c_clip else _ratios(log_rho, rho_clip, out=torch.empty_like(c)))
         td_bits.mul_(keep)
-        if stepwise:
+        if isinstance(gamma, Tensor):
             decay.mul_(gamma)
         if truncated is not None:
             live.gt_(truncated)
         decay_bits.mul_(live)
-        _scan(*steps, scale=lam if stepwise else lam * gamma)
+        _scan(*steps, scale=lam if isinstance(gamma, Tensor) else lam * gamma)
         td.add_(values)
         td_bits.mul_(keep)
         finite = finite and math.isfinite(td.sum())
     if not finite:
         _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0),
-                log_rho=log_rho, **({"gamma": gamma} if stepwise else {}))
+                log_rho=log_rho, gamma=gamma)
     return td.clone()
 
 
@@ -206,7 +205,7 @@ def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
     decay = torch.ones_like(x).mul_(gamma).masked_fill_(outside if ends is None else outside | ends, 0.0)
     _scan(*_steps(x, decay))  # x becomes the returns
     if not math.isfinite(x.sum()):
-        _refuse(mask, rewards=rewards)
+        _refuse(mask, rewards=rewards, gamma=gamma)
     return x.masked_fill_(outside, 0.0)
 
 
@@ -226,7 +225,8 @@ def td_errors(*, rewards: Tensor, values: Tensor, next_values: Tensor, terminate
     live = (~terminated).to(_INTEGER[td.dtype])
     _td(rewards, values, next_values, live, gamma, td, td.view(live.dtype)).masked_fill_(~mask, 0.0)
     if not math.isfinite(td.sum()):
-        _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0))
+        next_values = next_values.masked_fill(terminated, 0.0)
+        _refuse(mask, rewards=rewards, values=values, next_values=next_values, gamma=gamma)
     return td
 
 

@@ -32,7 +32,8 @@ FEATURE_DIM = 1408
 class RobertaText:
     """A frozen RoBERTa from a local folder: prompts in, the mean of each one's token states out, computed once.
 
-    No module of the critics, so that neither their optimiser nor their checkpoints hold it.
+    No module of the critics, so that neither their optimiser nor their checkpoints hold it. In another batch the last
+    bits of a prompt differ: a resumed run, which computes all anew, is repeatable to rounding only.
     """
 
     CACHED = 20_000  # prompts: 60 MB at base size

@@ -121,14 +121,14 @@ class Learner:
             group["lr"] = config.learning_rate * min((self.updates + 1) / 80, max(0.0, 1 - self.progress))
         for _ in range(self.critic_updates):
             batch = self._batch()
-            metrics = self._update_critics(batch)
+            metrics = self._joint(self._update_critics(batch), batch)
         if self.top or not self.critic_updates:
             batch = self._batch(top=self.top)
-        metrics |= self._update_policy(batch)
+        metrics |= self._joint(self._update_policy(batch), batch)
         self.updates += 1
         if config.algo == "aride" and self.updates % self.REFRESH_EVERY == 0 and len(self.replay):
             self._refresh_priorities()
-        return self._joint(metrics, batch)
+        return metrics
 
     def _finite(self, *tensors: torch.Tensor) -> bool:
         finite = all(bool(x.isfinite().all()) for x in tensors)
@@ -285,10 +285,12 @@ class Learner:
 
     def _note(self, batch: dict, values: torch.Tensor, advantages: torch.Tensor) -> None:
         """What this update makes of its trajectories, for those who look at them: V [N+B], advantages [B, T]."""
-        values, advantages = self._scatter(values[batch["is_state"]], batch["mask"]).cpu(), advantages.cpu()
-        for id, trajectory, v, a in zip(batch["ids"], batch["trajectories"], values, advantages, strict=True):
+        values, found = self._scatter(values[batch["is_state"]], batch["mask"]).cpu(), {}
+        for id, trajectory, v, a in zip(batch["ids"], batch["trajectories"], values, advantages.cpu(), strict=True):
             known = v[: len(trajectory)].tolist() if self.critic_updates else None  # cloning has no critic
-            self.learnt[int(id)] = (self.updates + 1, known, a[: len(trajectory)].tolist())
+            found[int(id)] = (self.updates + 1, known, a[: len(trajectory)].tolist())
+        for part in (self.team.gather(found) or ()) if self.team else (found,):  # in a team, rank 0 has them all
+            self.learnt |= part
 
     def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, batch: dict) -> float:
         """One clipped optimiser step, skipped when the loss or the gradient is not finite. Returns the norm."""
@@ -367,8 +369,7 @@ class Learner:
 
     def state_dict(self) -> dict:
         """All that another process needs to go on, but for the trajectories, which the journal has."""
-        vocabulary = self.policy.codec.fingerprint()
-        return self.networks() | {"vocabulary": vocabulary, "replay": self.replay.state_dict()}
+        return self.networks() | {"vocabulary": self.policy.codec.fingerprint(), "replay": self.replay.state_dict()}
 
     def networks(self) -> dict:
         """The part of it that all processes of a team have alike."""
@@ -396,5 +397,4 @@ class Learner:
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._in_a_row = dict(zip(self._in_a_row, state.get("skipped_in_a_row", (0, 0)), strict=True))
-        for name, value in state["counters"].items():
-            setattr(self, name, value)
+        vars(self).update(state["counters"])

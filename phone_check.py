@@ -36,6 +36,10 @@ def check_phones(phones) -> None:
                              "have snapshots that we can load")  # fmt: skip
     if phones.workers_per_node != usual.workers_per_node and not phones.ray_address:
         raise UsageError(f"--workers-per-node {phones.workers_per_node}: is for --ray-address: leave it out without")
+    if phones.ray_address and phones.adb_port != usual.adb_port:
+        raise UsageError(f"--adb-port {phones.adb_port}: each node of --ray-address takes a free one: leave it out")
+    if phones.simulated and phones.allow_offline:
+        raise UsageError("--allow-offline: simulated phones have a network: leave it out")
     if not phones.simulated:
         for name in SIMULATED:
             if getattr(phones, name) != getattr(usual, name):

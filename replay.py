@@ -61,9 +61,10 @@ class Trajectory:
 
     def __post_init__(self):
         self.prompts, self.actions = list(self.prompts), list(self.actions)
-        with np.errstate(over="ignore"):  # what a float16 cannot hold becomes inf and is refused below
+        given_ids = [np.atleast_1d(np.asarray(x)) for x in self.token_ids]
+        with np.errstate(over="ignore", invalid="ignore"):  # what a type cannot hold is refused below
             self.features = np.asarray(self.features, dtype=np.float16)
-        self.token_ids = [np.atleast_1d(np.asarray(x, dtype=np.int32)) for x in self.token_ids]
+            self.token_ids = [x.astype(np.int32, copy=False) for x in given_ids]
         self.logprobs = [np.atleast_1d(np.asarray(x, dtype=np.float32)) for x in self.logprobs]
         for name, dtype in (("rewards", np.float32), ("invalid", bool), ("policy_version", np.int64)):
             setattr(self, name, np.asarray(getattr(self, name), dtype=dtype))
@@ -84,15 +85,17 @@ class Trajectory:
         for name in ("features", "rewards"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"{name} holds NaN, infinities or more than {getattr(self, name).dtype} can")
-        for i, (tokens, logprobs) in enumerate(zip(self.token_ids, self.logprobs, strict=True)):
+        for i, (given, tokens, logprobs) in enumerate(zip(given_ids, self.token_ids, self.logprobs, strict=True)):
             if tokens.ndim != 1 or tokens.shape != logprobs.shape or not len(tokens):
                 raise ValueError(f"action {i} needs one log-prob a sampled token, [L] each with L >= 1, got "
                                  f"token_ids {tokens.shape} and logprobs {logprobs.shape}")
+            if tokens.min() < 0 or (tokens != given).any():
+                raise ValueError(f"action {i}'s token_ids must be whole numbers below 2^31, got {given.tolist()}")
             if not -math.inf < logprobs.min() <= logprobs.max() <= 1e-4:
                 raise ValueError(f"action {i}'s log-probs must be finite and <= 0, got {logprobs.tolist()}")
-        for text in (self.instruction, self.family, *self.prompts, *self.actions):
-            if not isinstance(text, str):
-                raise ValueError(f"instruction, family, prompts and actions must be str, got {text!r}")
+        texts = (self.instruction, self.family, *self.prompts, *self.actions)
+        if others := [x for x in texts if not isinstance(x, str)]:
+            raise ValueError(f"instruction, family, prompts and actions must be str, got {others[0]!r}")
         try:
             json.dumps(self.info)
         except TypeError as error:
@@ -152,8 +155,7 @@ def pad_batch(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
         for name in ("rewards", "invalid", "policy_version"):
             out[name][b, :steps] = getattr(trajectory, name)
         out["behavior_logprob"][b, :steps] = [x.sum(dtype=np.float64) for x in trajectory.logprobs]
-        out["terminated"][b, steps - 1] = trajectory.terminated
-        out["truncated"][b, steps - 1] = trajectory.truncated
+        out["terminated"][b, steps - 1], out["truncated"][b, steps - 1] = trajectory.terminated, trajectory.truncated
     return out
 
 
@@ -319,8 +321,7 @@ class PrioritizedReplay:
             self._tree.set(slot, masses)
             self._slot[id], self._ids[slot], self._trajectories[slot] = slot, id, trajectory
             self._priorities[slot], self._values[slot], self._returns[slot] = priority, value, trajectory.return_
-            self._next_slot = (slot + 1) % self._tree.capacity
-            self._next_id = max(self._next_id, id + 1)
+            self._next_slot, self._next_id = (slot + 1) % self._tree.capacity, max(self._next_id, id + 1)
             self.num_transitions, self.added = self.num_transitions + steps, self.added + 1
             return id
 
@@ -395,6 +396,5 @@ class PrioritizedReplay:
                 self.add(trajectory, id=id)
             self._priorities[self._live()], self._values[self._live()] = state["priorities"], state["values"]
             self._tree.set(self._live(), state["masses"])
-            for name in _COUNTERS:
-                setattr(self, name, state[name])
+            vars(self).update((name, state[name]) for name in _COUNTERS)
             self._rng.bit_generator.state = state["rng"]

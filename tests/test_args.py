@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import args as module
-from run_folder import UsageError, make_folder
+from run_folder import UsageError, held, make_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +52,8 @@ def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):
     ("--latency inf", "--latency inf: at least 0 is needed"),
     ("--learning-rate nan", "--learning-rate nan: at least 0 is needed"),
     ("--workers-per-node 3", "--workers-per-node 3: is for --ray-address"),
+    ("--ray-address auto --adb-port 5038", "--adb-port 5038: each node of --ray-address takes a free one"),
+    ("--allow-offline", "--allow-offline: simulated phones have a network"),
     ("--serial --server-device cpu", "--server-device cpu: --serial has no policy server"),
     ("--rho-clip inf --train-minutes inf", ""),
 ])  # fmt: skip
@@ -79,6 +81,10 @@ def test_a_resumed_run_takes_more_judge_calls_or_no_limit_but_not_fewer(tmp_path
         resumed("--max-judge-calls", "5")
     assert resumed("--max_judge_calls=80") == resumed() == 80
     assert resumed("--max-judge-calls", "0") == resumed() == 0
+    with monkeypatch.context() as follower, held(folder):  # by torchrun's first process, which writes it
+        follower.setenv("RANK", "1")
+        assert resumed("--max-judge-calls", "90") == 90
+    assert resumed() == 0
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -245,6 +245,12 @@ def test_gamma_and_lam_are_checked_and_named():
         aride.vtrace(**arguments | {"gamma": torch.full((3,), 0.9)})
     with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 6 NaN"):
         aride.vtrace(**arguments | {"gamma": torch.full((2, 3), math.nan)})
+    bad = torch.tensor([[0.9, math.nan, 0.9], [0.9] * 3])
+    one_step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask")} | {"gamma": bad}
+    for call in (lambda: aride.td_errors(**one_step), lambda: aride.advantages(**one_step, targets=arguments["values"]),
+                 lambda: aride.discounted_returns(rewards=arguments["rewards"], mask=arguments["mask"], gamma=bad)):
+        with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 1 NaN .*\[0, 1\]"):
+            call()
     step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
     returns = {"rewards": step["rewards"], "mask": step["mask"]}
     for gamma in (1.1, -0.1, math.nan):

@@ -60,9 +60,11 @@ def furthest(a: dict, b: dict) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def test_two_processes_learn_what_one_does_from_the_joint_batch(tmp_path, monkeypatch):
+@pytest.mark.parametrize("top", [0.0, 0.5])  # with a filter the critics' batch is not the policy's
+def test_two_processes_learn_what_one_does_from_the_joint_batch(tmp_path, monkeypatch, top):
     """Shares of unequal size: 5 trajectories of 1 to 6 steps a batch. The other process starts from other critics."""
-    config = replace(Args().algorithm, **CHANGES)
+    changes = CHANGES | {"top_quantile": top}
+    config = replace(Args().algorithm, **changes)
     policy = small(seed=1)
     trajectories = [play(policy, i % 2 == 0, steps=1 + i % 6, seed=i) for i in range(12)]
     for i, trajectory in enumerate(trajectories):
@@ -75,7 +77,7 @@ def test_two_processes_learn_what_one_does_from_the_joint_batch(tmp_path, monkey
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    command = [sys.executable, "-c", FOLLOW, tmp_path / "policy.safetensors", json.dumps(CHANGES), tmp_path / "end.pt"]
+    command = [sys.executable, "-c", FOLLOW, tmp_path / "policy.safetensors", json.dumps(changes), tmp_path / "end.pt"]
     other = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment, "RANK": "1"})
     try:
         for name, value in {**environment, "RANK": "0"}.items():
@@ -94,6 +96,11 @@ def test_two_processes_learn_what_one_does_from_the_joint_batch(tmp_path, monkey
         states = [learner.replay.state_dict() for learner in (one, two)]
         assert states[0]["ids"] == states[1]["ids"]
         assert np.allclose(states[0]["priorities"], states[1]["priorities"], rtol=1e-4)
+        assert two.learnt.keys() == one.learnt.keys()
+        for id, (update, values, advantages) in two.learnt.items():
+            assert update == one.learnt[id][0]
+            assert values == pytest.approx(one.learnt[id][1], abs=1e-4)
+            assert advantages == pytest.approx(one.learnt[id][2], abs=1e-2)
         team.close()
         assert other.wait(timeout=20) == 0
     finally:
