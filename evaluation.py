@@ -63,12 +63,17 @@ def on_the_way(run) -> dict[str, float]:
              if name.startswith("after") and len(rows) >= min(64, len(run.eval_tasks))]  # fmt: skip
     if not ended:
         return {}
-    found = rate(run.evaluations[ended[0]])
-    shown = "-" if found["success_rate"] is None else f"{found['success_rate']:.2f}"
-    print(f"  held-out tasks, greedy, {ended[0]} trajectories: {shown} (n {found['n']})")
-    track(run, ended[0], rates=False)  # they are in metrics.csv, and from there in the tracker
-    del run.evaluations[ended[0]]
-    return {"eval/success_rate": found["success_rate"], "eval/n": found["n"]}
+    for name in ended:
+        found = rate(run.evaluations[name])
+        shown = "-" if found["success_rate"] is None else f"{found['success_rate']:.2f}"
+        print(f"  held-out tasks, greedy, {name} trajectories: {shown} (n {found['n']})")
+        track(run, name, rates=False)  # they are in metrics.csv, and from there in the tracker
+        del run.evaluations[name]
+        told = {"eval/success_rate": found["success_rate"], "eval/n": found["n"],
+                "eval/trajectories": int(name.split()[-1])}  # fmt: skip
+        if name != ended[-1]:  # the last one is in the row that is about to be written
+            run.record(told)
+    return told
 
 
 def phases(run, phones) -> None:
@@ -117,7 +122,10 @@ def results(run) -> dict:
     from results import breakdown, summarise
 
     args, tasks, counts = run.args, run.args.tasks, run.counts()
-    evaluated = run.evaluations.get("warmup", []), run.evaluations.get("final", [])
+    first: dict = {}
+    same = [first.setdefault(task, number) for number, task in enumerate(run.eval_tasks)]  # a short list comes again
+    evaluated = [[(*row[:3], same[row[3]] if row[3] >= 0 else -1) for row in run.evaluations.get(phase, [])]
+                 for phase in ("warmup", "final")]  # fmt: skip
     sets = run.train_tasks, run.eval_tasks
     played = run.evaluations.get("final_train", [])
     if not played:

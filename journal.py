@@ -244,6 +244,10 @@ class Journal:
             return {}
         return {id: (updates, data) for id, updates, data in self._run("SELECT id, updates, data FROM learnt")[0]}
 
+    def forget_learnt(self) -> None:
+        """As if nothing had been learnt from."""
+        self._run("DROP TABLE IF EXISTS learnt")
+
     def copy(self, path: str | os.PathLike) -> None:
         """Writes the journal as it is now into a new file, in one piece, whoever else is writing to it."""
         with self._lock:

@@ -218,6 +218,7 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
                 journal.copy(partial)
             with Journal(partial) as copy:
                 copy.meta.pop("settled", None)  # those have their verdicts in it
+                copy.forget_learnt()  # of that run's updates
             os.replace(partial, own)
         with Journal(own, readonly=True) as copy:  # since then the run may have gone on
             recording.order = [(own, row.id) for row in copy.rows("train")]

@@ -65,7 +65,7 @@ def rate_of(run: Run, mode: str) -> Rate | None:
     if found.get("success_rate") is not None:
         p, n = found["success_rate"], found.get("n") or 0
         return (p, *(found.get("ci95") or wilson_interval(p * n, n)))
-    points = evaluations(run) if mode == "greedy" else []
+    points = [point for point in evaluations(run) if point[5] != "before"] if mode == "greedy" else []
     return points[-1][2:5] if points else None
 
 
@@ -101,14 +101,18 @@ def family_table(runs: list[Run], names: list[str]) -> str:
     rows = []
     for family in families:
         found = [(run.results.get("families") or {}).get(family) or {} for run in runs]
+        counts = dict.fromkeys(str(value["n"]) for value in found if value.get("n"))
         rows.append([cell(family), *(cell(_percent(value.get("final")), "number") for value in found),
-                     cell(next((value["n"] for value in found if value.get("n")), ""), "number quiet")])  # fmt: skip
+                     cell(" / ".join(counts), "number quiet")])  # fmt: skip
     return table(["family", *names, "n"], rows) if rows else ""
 
 
 def unlike(runs: list[Run], names: list[str]) -> list[str]:
     """What makes the results no fair comparison."""
-    kinds = (("evaluated on different tasks", lambda r: (r.results.get("task_set") or {}).get("eval_sha256")),
+    def tasks(run: Run) -> str | None:
+        return (run.results.get("task_set") or {}).get("eval_sha256") if run.results.get("families") else None
+
+    kinds = (("evaluated on different tasks", tasks),
              ("judged by different judges", lambda r: r.results.get("judge")),
              ("played on different phones", lambda r: r.results.get("phones")))  # fmt: skip
     found = []

@@ -139,6 +139,7 @@ def draw_curves(run: Run) -> tuple[bytes, list[tuple[str, bytes]]]:
 def draw_comparison(runs: list[Run], names: list[str]) -> list[tuple[str, bytes]]:
     """Success of several runs over time and over experience; (title, PNG bytes) each."""
     drawn = [_Success(run) for run in runs]
+    names = ["\u200b" * name.startswith("_") + name.replace("$", r"\$") for name in names]  # else no label, or formulas
 
     def draw(axes, side: int) -> None:
         for number, (success, name) in enumerate(zip(drawn, names, strict=True)):

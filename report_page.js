@@ -247,6 +247,6 @@ addEventListener('keydown', event => {
   else return
   event.preventDefault()
 })
-addEventListener('hashchange', () => { if (location.hash.includes('=')) recall() })  // not the links at the top
+addEventListener('hashchange', () => location.hash.includes('=') ? recall() : remember())  // the links at the top
 if (index.live) setInterval(() => { if (Date.now() - touched > 30000) location.reload() }, index.live * 1000)  // nobody is at it
 recall()

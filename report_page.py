@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from journal import JournalError
 from report_trajectories import embed
 from run_data import Run, headline, phase_of, wilson_interval
 
@@ -57,6 +58,7 @@ MEANING = {  # column of metrics.csv: (what it is, what is healthy)
     "stats/priority_ess": ("effective share of the replay under DPER's priorities; 1: drawn uniformly", "not near 0"),
     "eval/success_rate": ("held-out tasks, greedy actions", "rises; +- 12 points is noise"),
     "eval/n": ("episodes of that evaluation with a verdict", ""),
+    "eval/trajectories": ("training trajectories when it was asked for", ""),
     "step": ("updates of the policy", ""),
     "wall_seconds": ("seconds of training", ""),
     "trajectories": ("training trajectories that have come in", ""),
@@ -143,7 +145,8 @@ def training_table(run: Run) -> str:
         rows.append([cell(family), cell(f"{sum(outcomes) / n:.1%}", "number"), bar(sum(outcomes) / n),
                      cell(f"{low:.0%} to {high:.0%}", "number quiet"), cell(n, "number quiet")])  # fmt: skip
     head = ["family", "training", "", "95 % interval", "n"]
-    return "<p>No results yet: the last 500 training episodes.</p>" + table(head, rows) if rows else ""
+    why = "Not evaluated" if run.results else "No results yet"
+    return f"<p>{why}: the last 500 training episodes.</p>" + table(head, rows) if rows else ""
 
 
 def worst_tasks(run: Run, number: int = 15) -> str:
@@ -151,8 +154,11 @@ def worst_tasks(run: Run, number: int = 15) -> str:
     splits = [entry.split for entry in run.entries if entry.split != "train"]
     split = "final" if "final" in splits else splits[-1] if splits else "train"
     tasks, families = defaultdict(list), defaultdict(list)
-    for entry in run.entries:
-        if entry.split == split and entry.success is not None:
+    found = [phase_of(run.results, mode, "final") for mode in ("greedy", "sampled")] if split == "final" else []
+    last = sum((value.get("n") or 0) + (value.get("unjudged") or 0) for value in found)
+    played = [entry for entry in run.entries if entry.split == split]
+    for entry in played[-last:]:  # those before were stopped in their midst, or are of an earlier policy
+        if entry.success is not None:
             tasks[entry.instruction, entry.family].append(entry)
             families[entry.family].append(entry.success)
 
@@ -312,7 +318,11 @@ def page(
 ) -> str:  # fmt: skip
     """The whole page. curves: of `draw_curves`; live: seconds after which it loads itself again, 0: never; cache: of
     `embed`."""
-    embedded = embed(run, screens, cache) if run.entries or live else None
+    try:
+        embedded = embed(run, screens, cache) if run.entries or live else None
+    except JournalError as error:
+        embedded = None
+        run.notes.append(f"the trajectories cannot be shown: {error}")
     spent = embedded[3] if embedded else {}
     plain = {key: value for key, value in run.results.items() if key not in ("families", "greedy", "sampled")}
     view, data = browser(run, embedded, live) if embedded else ("", "")

@@ -33,7 +33,7 @@ METRICS = """charts/success_rate charts/episodic_return charts/episodic_length c
     stats/ess stats/trust_dropped stats/cloned stats/nan_skips stats/server_batch stats/learner_idle stats/phone_idle
     stats/worker_restarts stats/phone_restarts stats/judge_unknown stats/judge_calls stats/judge_usd
     stats/trivial_success stats/unsupported_text stats/stale_dropped stats/invalid_actions stats/replay_size
-    stats/priority_ess eval/success_rate eval/n""".split()
+    stats/priority_ess eval/success_rate eval/n eval/trajectories""".split()
 
 
 def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str, float | None]:

@@ -92,6 +92,8 @@ def read_run(folder: str | os.PathLike) -> Run:
                 setattr(run, name.removesuffix(".json"), value)
         except (OSError, ValueError, JournalError) as error:
             run.notes.append(f"{name} cannot be read: {error}")
+    if (run.config.get("recorded") or {}).get("replay"):  # the copied journal has that run's evaluations, not ours
+        run.entries = run.training()
     return run
 
 
@@ -122,11 +124,11 @@ def _number(cell: Any) -> float:
 def minutes_of(run: Run, entries: list[Entry]) -> list[float]:
     """When each training trajectory ended, in minutes of the run, by the clock of metrics.csv (it stops
     between a stop and a resume), beyond its ends by the journal's time stamps."""
-    known = {}
+    known, newest = {}, 0
     for row in run.metrics:
         count = int(row.get("trajectories", 0))
-        if 1 <= count <= len(entries) and "wall_seconds" in row:
-            known.setdefault(count - 1, row["wall_seconds"])
+        if newest < count <= len(entries) and "wall_seconds" in row:  # a killed run that was resumed counts them again
+            known[count - 1], newest = row["wall_seconds"], count
     if not known and entries:
         known = {0: 0.0}
     minutes, marks, position = [], sorted(known.items()), 0
@@ -178,8 +180,8 @@ def evaluations(run: Run) -> list[tuple[float, float, float, float, float, str]]
 
 
 def _evaluation_rows(run: Run) -> list[tuple[float, float, float, int]]:
-    return [(row.get("wall_seconds", 0.0) / 60, row.get("trajectories", 0.0), row["eval/success_rate"],
-             int(row.get("eval/n", 0))) for row in run.metrics if "eval/success_rate" in row]
+    return [(row.get("wall_seconds", 0.0) / 60, row.get("eval/trajectories", row.get("trajectories", 0.0)),
+             row["eval/success_rate"], int(row.get("eval/n", 0))) for row in run.metrics if "eval/success_rate" in row]
 
 
 def headline(run: Run) -> str:
@@ -188,8 +190,11 @@ def headline(run: Run) -> str:
     if last is None:
         measured = _evaluation_rows(run)
         if not measured:
-            state = "Not evaluated" if run.results else "No evaluation yet"
-            return f"{state}: {len(run.training())} training trajectories so far"
+            unjudged, number = run.results.get("unjudged"), f"{len(run.training())} training trajectories"
+            if not run.results:
+                return f"No evaluation yet: {number} so far"
+            played = f"Evaluated without a verdict, {unjudged} episodes" if unjudged else "Not evaluated"
+            return f"{played}: {number}"
         _, trajectories, rate, n = measured[-1]
         low, high = wilson_interval(rate * n, n)
         return (f"Held-out success {rate:.1%} at the last evaluation, after {trajectories:.0f} trajectories "

@@ -18,6 +18,7 @@ from journal import Journal
 from loaders import load_policy
 from replay import Trajectory
 from results import start_tracking
+from run_data import evaluations, read_run, wilson_interval
 from run_distrl import go_on
 from run_folder import UsageError, make_folder, read_args, write_args
 from schedule import Schedule
@@ -195,6 +196,29 @@ def test_repeats_are_played_after_training_with_other_seeds_and_their_flips_are_
     found = evaluation.results(run)
     assert found["card"]["flips"] == {"share": 1 / 5, "pairs": 5}  # of six pairs one has no verdict
     assert found["n"] == 6 and found["card"]["repeats"] == 2
+
+
+def test_a_short_list_that_is_played_again_and_again_is_no_more_tasks(tmp_path):
+    run = begin(tmp_path / "run", small())
+    run.eval_tasks = [TASKS[i % 2] for i in range(24)]  # as --eval-episodes 24 makes of two
+    run.evaluations["final"] = [(task.family, True, i % 2 == 0, i) for i, task in enumerate(run.eval_tasks)]
+    Journal(run.journal_path).close()
+    found = evaluation.results(run)
+    assert (found["n"], found["ci95"]) == (24, list(wilson_interval(1, 2)))  # one of two, not 12 of 24
+    assert found["card"]["flips"] == {"share": 0.0, "pairs": 2 * 12 * 11 // 2}
+
+
+def test_evaluations_on_the_way_that_end_together_are_all_told_with_when_they_were_asked_for(tmp_path, capsys):
+    run = begin(tmp_path / "run", small())
+    run.eval_tasks, run.pool = TASKS[:2], SimpleNamespace(env_steps=0)
+    for name, outcomes in (("after 20", (True, False)), ("after 40", (True, True)), ("after 60", (True,))):
+        run.evaluations[name] = [("alarm", True, success, number) for number, success in enumerate(outcomes)]
+    last = evaluation.on_the_way(run)
+    assert last == {"eval/success_rate": 1.0, "eval/n": 2, "eval/trajectories": 40}
+    run.record(last)
+    assert list(run.evaluations) == ["after 60"] and evaluation.on_the_way(run) == {}
+    assert [point[1:3] for point in evaluations(read_run(run.folder))] == [(20, 0.5), (40, 1.0)]
+    assert "greedy, after 20 trajectories: 0.50 (n 2)" in capsys.readouterr().out
 
 
 def test_training_tasks_are_played_greedily_at_the_end_and_are_the_column_train(base, tmp_path):

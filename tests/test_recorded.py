@@ -351,7 +351,17 @@ def test_replay_ends_with_the_weights_of_the_run_bit_for_bit_when_asked_twice(ru
     rows = list(csv.DictReader((one / "metrics.csv").open()))
     assert int(rows[-1]["trajectories"]) == results["trajectories"] and rows[-1]["losses/policy_loss"]
     assert (one / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "Not evaluated" in (one / "report.html").read_text()
+    page = (one / "report.html").read_text()  # without the evaluations of the run
+    assert f"Not evaluated: {results['trajectories']} training trajectories" in page and "tasks of “final”" not in page
+
+
+def test_replay_takes_no_values_and_advantages_of_the_run_for_its_own(runs, tmp_path):
+    with Journal(runs["pool"] / "journal.sqlite", readonly=True) as journal:
+        assert journal.learnt()
+    run = again(runs["pool"], tmp_path / "none", learning_starts=1000)
+    feed(run)
+    with Journal(run.journal_path, readonly=True) as journal:
+        assert run.learner.updates == 0 and not journal.learnt()
 
 
 def again(source: Path, folder: Path, resume: bool = False, **changes) -> Experiment:

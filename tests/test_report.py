@@ -191,6 +191,40 @@ def test_broken_files_are_notes(run):
     assert "not a journal" in text and "config.json cannot be read: holds a list" in text
 
 
+def test_a_damaged_page_of_the_journal_leaves_the_results(run):
+    data = bytearray((run / "journal.sqlite").read_bytes())
+    with Journal(run / "journal.sqlite", readonly=True) as journal:
+        place = data.index(journal.get(200).data[6000:6040])
+    page = place - place % 4096
+    data[page : page + 4096] = b"\xff" * 4096
+    (run / "journal.sqlite").write_bytes(data)
+    text = report.write_report(run)[1].read_text()
+    assert "the trajectories cannot be shown: " in text and "78.0%" in text
+
+
+@pytest.mark.parametrize(("results", "said"), [
+    ({"success_rate": None, "unjudged": 24}, "Evaluated without a verdict, 24 episodes: 271 training trajectories"),
+    ({"success_rate": None, "unjudged": 0}, "Not evaluated: 271 training trajectories"),
+])  # fmt: skip
+def test_a_run_that_has_ended_without_a_rate_is_not_told_as_one_at_work(run, results, said):
+    (run / "results.json").write_text(json.dumps(results))
+    (run / "metrics.csv").unlink()
+    text = report.write_report(run)[1].read_text()
+    assert said in text and "trajectories so far" not in text and "<p>Not evaluated: the last 500" in text
+
+
+def test_the_worst_tasks_are_those_of_the_last_evaluation_when_one_was_begun_again(run):
+    results = json.loads((run / "results.json").read_text())
+    finals = [entry for entry in read_run(run).entries if entry.split == "final"]
+    for mode, n in (("greedy", 6), ("sampled", 4)):
+        results[mode]["final"] |= {"n": n, "unjudged": 0}
+    (run / "results.json").write_text(json.dumps(results))
+    judged = [entry for entry in finals[-10:] if entry.success is not None]
+    failing = sum(not entry.success for entry in judged)
+    said = f"{failing} of {len(judged)} tasks of “final”"
+    assert len(finals) == 29 and said in report_page.worst_tasks(read_run(run))
+
+
 def test_an_empty_start(tmp_path):
     """Seconds after the start: headers and tables, no data."""
     Journal(tmp_path / "journal.sqlite").close()
@@ -214,6 +248,8 @@ def test_success_curve_and_clock(run):
     assert [point[5] for point in points] == ["before", "", "", "after"]
     assert points[0][1:4] == (0, 0.41, 0.35)
     assert points[-1][:3] == (pytest.approx(620 / 60), 271, 0.78)
+    full.metrics[2:2] = [{"trajectories": 14, "wall_seconds": 45.0}]  # killed after 18, resumed from a checkpoint at 9
+    assert minutes_of(full, entries) == minutes
 
 
 def test_command_line(run, tmp_path, monkeypatch, capsys):
@@ -313,6 +349,8 @@ def test_a_browser_opens_filters_and_steps_through_without_a_word_on_its_console
     browser.wait("document.querySelectorAll('#strip figure').length == 5")
     assert browser.js("document.querySelector('#name').textContent").startswith(f"{number}:")
     assert browser.js("document.querySelector('#outcome').value") == "success"
+    browser.click("nav a[href='#timing']")
+    browser.wait(f"location.href == '{address}'")  # a reload finds the filters again
     browser.click("#clear")
     browser.click("#more")
     assert len(rows_shown(browser)) == 300
@@ -420,6 +458,7 @@ def test_runs_compared_are_named_with_intervals_and_what_differs(run, tmp_path):
     low, high = wilson_interval(128, 256)
     results["greedy"]["final"] = {"success_rate": 0.5, "ci95": [low, high], "n": 256}
     results["task_set"] = {"eval_sha256": "other"}
+    results["families"]["alarm"]["n"] = 20
     (other / "results.json").write_text(json.dumps(results))
     first = json.loads((run / "results.json").read_text()) | {"task_set": {"eval_sha256": "one"}}
     (run / "results.json").write_text(json.dumps(first))
@@ -433,6 +472,24 @@ def test_runs_compared_are_named_with_intervals_and_what_differs(run, tmp_path):
     assert f"evaluated on different tasks than runs/{run.name}: b/{run.name}" in words
     assert "num_workers" in words and "note" not in page.text and "script" not in page.tags
     assert page.tags.count("img") == 2
+    assert "43 / 20" in page.text  # episodes of a family
+
+
+def test_what_was_not_evaluated_is_compared_as_such(run, tmp_path):
+    """One whose last evaluation had no verdict, one without any, and names that mean something to the plotter."""
+    first = json.loads((run / "results.json").read_text()) | {"task_set": {"eval_sha256": "one"}}
+    (run / "results.json").write_text(json.dumps(first))
+    unjudged, alone = (shutil.copytree(run, tmp_path / name) for name in ("_a$x^$b", "cost$1$"))
+    results = json.loads((unjudged / "results.json").read_text())
+    results["greedy"]["final"] = {"success_rate": None, "ci95": None, "n": 0, "unjudged": 256}
+    results |= {"success_rate": None, "ci95": None, "n": 0, "unjudged": 256}
+    (unjudged / "results.json").write_text(json.dumps(results))
+    (unjudged / "metrics.csv").unlink()
+    results = {"task_set": {"eval_sha256": "another"}, "families": {}, "success_rate": None}
+    (alone / "results.json").write_text(json.dumps(results))
+    assert report_compare.rate_of(read_run(unjudged), "greedy") is None
+    words = " ".join(Reader(report_compare.write_comparison([run, unjudged, alone]).read_text()).text)
+    assert "evaluated on different tasks" not in words and "_a$x^$b" in words
 
 
 def test_the_difference_of_two_rates():
