@@ -104,6 +104,7 @@ class ActorPool:
         self.phone_restarts = 0
         self.server_restarts = 0
         self._hung = ""  # why the policy server is killed
+        self._looked = time.monotonic()  # when this thread last looked around
         self._server_failures = 0  # deaths of the policy server in a row, without a trajectory in between
         self.env_steps = 0
         self.last_error = ""
@@ -191,6 +192,10 @@ class ActorPool:
     def _replace_silent(self) -> None:
         busy = [slot for slot in self._slots if slot.process and (slot.pending or not slot.ready)]
         now = time.monotonic()
+        if (stood := now - self._looked) > self._timeout / 2:  # this process stood still (Ctrl-Z), they perhaps too
+            for slot in busy:
+                slot.heard += stood
+        self._looked = now
         silent = [slot for slot in busy if now - slot.heard > self._timeout]
         if not silent:
             return

@@ -374,5 +374,8 @@ def _rejudge(args, limits: dict) -> None:
         judge = _ready(config)
         counts = settle(run, judge)
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.items())) or "none was without a verdict"
-    print(f"{run}: {told}. The next `python run_distrl.py --resume {run}` trains on those with a verdict.")
+    then = (f"The run is over: `python run_distrl.py --offline {run}` learns from all that have a verdict"
+            if (run / "results.json").is_file() else
+            f"The next `python run_distrl.py --resume {run}` trains on those with a verdict")  # fmt: skip
+    print(f"{run}: {told}. {then}.")
     _tell(judge, config.name)

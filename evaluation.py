@@ -46,6 +46,10 @@ def play(run, split: str, modes: tuple[bool, ...] = (True, False), tasks: list[T
             shown = time.monotonic()
             run.warn()
             print(f"  {split}: {len(run.evaluations[split])}/{wanted} episodes", flush=True)
+    if any(row[2] is None for row in run.evaluations[split]):  # since a moment ago the judge may take no more calls
+        run.asked_judge = 0.0
+        if run.judge_pauses() and run.paused:
+            run.evaluations[split].clear()  # to be played again, with verdicts
     if tasks is run.eval_tasks and complete(run, split):
         track(run, split)
 
@@ -83,7 +87,8 @@ def phases(run, phones) -> None:
     def quickly(split: str, *how) -> None:
         phones.set_latency(min(latency, LATENCY))
         play(run, split, *how)
-        phones.set_latency(latency)
+        if not run.stopping:  # else they may have had the same signal
+            phones.set_latency(latency)
 
     def last() -> None:
         quickly("final")

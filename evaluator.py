@@ -313,7 +313,7 @@ class VisionJudge:
                 if error.kind in FATAL:
                     self.ledger.stop(error.kind, str(error))
                 backoff = min(60.0, 2.0 ** (tries - 1)) * (1 + self._random.random())
-                delay = backoff if error.delay is None else error.delay
+                delay = backoff if error.delay is None else max(error.delay, min(backoff, 5.0))
                 if tries >= TRIES.get(error.kind, 1) or delay > LONGEST_DELAY:
                     raise
                 if error.kind == "limit":

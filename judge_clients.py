@@ -110,8 +110,10 @@ def refusal(status: int, body: str, retry_after: str | None = None) -> JudgeErro
     if delay is None and retry_after and re.fullmatch(r"\d+(\.\d+)?", retry_after.strip()):
         delay = float(retry_after)
     if status == 429:
-        spent = re.search(r"PerDay|insufficient_quota", body)
+        spent = re.search(r"per[-_ ]?day|insufficient_quota", body, re.IGNORECASE)
         return JudgeError("quota" if spent else "limit", text, None if spent else delay)
+    if status == 402:  # the account is empty
+        return JudgeError("quota", text)
     if status == 404:
         return JudgeError("model", text)
     if status in (401, 403) or status == 400 and re.search(r"api[ _]key", body, re.IGNORECASE):
@@ -130,7 +132,7 @@ def _message(body: str) -> str:
         body = error if isinstance(error, str) else error["message"]
     except (ValueError, LookupError, AttributeError, TypeError):
         pass
-    return " ".join(str(body).split())[:300] or "without a word"
+    return " ".join(str(body).split()) or "without a word"
 
 
 def _guarded(ask: Ask, key: str) -> Ask:
@@ -145,10 +147,11 @@ def _guarded(ask: Ask, key: str) -> Ask:
             answer = ask(prompt, pngs, timeout=timeout, temperature=temperature)
             return Answer(clean(answer.text), answer.input_tokens, answer.output_tokens)
         except JudgeError as error:
-            raise JudgeError(error.kind, clean(str(error)), error.delay, error.tokens) from None
+            text = clean(str(error))[:320]  # cut here alone: half a key is not recognised
+            raise JudgeError(error.kind, text, error.delay, error.tokens) from None
         except Exception as error:  # an SDK may raise anything; a judge's fault must not end a worker
             what = "no answer in time" if _is_timeout(error) else "no answer"
-            text = clean(f"{what} ({type(error).__name__}: {' '.join(str(error).split())[:300]})")
+            text = clean(f"{what} ({type(error).__name__}: {' '.join(str(error).split())})")[:320]
             raise JudgeError("silent" if _is_timeout(error) else "unavailable", text) from None
 
     return guarded
@@ -237,7 +240,7 @@ def _name(value) -> str:
 def _checked(text: str, finish: str, tokens: tuple[int, int]) -> Answer:
     """An answer that ended as it should."""
     if finish.upper() in ("MAX_TOKENS", "LENGTH"):
-        raise JudgeError("cut", f"the answer was cut off ({finish}): {text[-100:]!r}", tokens=tokens)
+        raise JudgeError("cut", f"the answer was cut off ({finish}): {text!r}", tokens=tokens)
     if finish.upper() not in ("", "STOP"):
         raise JudgeError("blocked", f"the answer was held back: {finish}", tokens=tokens)
     if not text.strip():
@@ -296,10 +299,10 @@ def _openai_answer(data: bytes) -> Answer:
         if isinstance(text, list):
             text = "".join(part.get("text") or "" for part in text if part.get("type") == "text")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error} in {data[:100]!r}"
+        what = f"{type(error).__name__}: {error} in {data!r}"
         raise JudgeError("empty", f"not an answer of chat completions ({what})") from None
     if refused:
-        raise JudgeError("blocked", f"the model refused: {str(refused)[:200]}", tokens=tokens)
+        raise JudgeError("blocked", f"the model refused: {refused}", tokens=tokens)
     if "<think>" in text or "</think>" in text:  # local servers leave the model's thoughts in its answer
         if "</think>" not in text:
             raise JudgeError("cut", "the answer ends within the model's thoughts", tokens=tokens)

@@ -208,6 +208,8 @@ class _Transaction:
         try:
             self.db.execute("ROLLBACK" if error else "COMMIT")
         except sqlite3.Error as failed:
+            if self.db.in_transaction:  # a COMMIT that found somebody reading leaves it open, and all others out
+                self.db.execute("ROLLBACK")
             raise LedgerError(f"judge ledger {self.path}: {failed}: check the disk and its permissions") from failed
         if isinstance(error, sqlite3.Error):
             raise LedgerError(f"judge ledger {self.path}: {error}: check the disk and its permissions") from error

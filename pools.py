@@ -35,7 +35,9 @@ def silence(args: Args) -> float:
     """Seconds without a step or a trajectory after which a run stops: real phones boot, judges are out, large policies
     think."""
     long = args.policy.policy or args.judge.judge != "rules" or not args.phones.simulated
-    return 1800.0 if long else 600.0
+    judge = args.judge
+    calls = 3 * args.phones.num_workers * judge.judge_votes  # of a first screen and a step, when each waits for all
+    return (1800.0 if long else 600.0) + (60 * calls / judge.judge_rpm if judge.judge_rpm else 0.0)
 
 
 def phones_of(args: Args, families: set[str]):

@@ -350,6 +350,7 @@ class RayPool:
         import ray
 
         self.last_error = f"node {node.number}: {why}"
+        node.calls.clear()  # more of them may have failed at once: it is buried once
         if node.actor is not None:
             ray.kill(node.actor)
         for name in COUNTS:

@@ -25,6 +25,7 @@ from run_data import wilson_interval
 from tasks import Task, novelty
 
 Row = tuple[str, bool, bool | None, int]
+LAST = 200  # training trajectories that `recent_metrics` is given, at most
 RECENT = 128  # training episodes, the last ones of a set: what "train" is where no training tasks were evaluated
 
 METRICS = """charts/success_rate charts/episodic_return charts/episodic_length charts/trajectories_per_minute charts/SPS
@@ -47,7 +48,7 @@ def recent_metrics(rows: Sequence[dict], now: float, seconds: float) -> dict[str
     names = ("return", "length", "lag", "invalid", "server_batch")
     mean = {name: sum(row[name] for row in rows) / len(rows) for name in names}
     # The last minute, or as much of it as there is: training may be younger, and the rows may not reach back so far.
-    span = min(60.0, seconds, max(now - rows[0]["at"], 1.0) if len(rows) > 1 else 60.0)
+    span = min(60.0, seconds, max(now - rows[0]["at"], 1.0) if len(rows) >= LAST else 60.0)
     return {
         "charts/success_rate": sum(judged) / len(judged) if judged else None,
         "charts/episodic_return": mean["return"],

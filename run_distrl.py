@@ -40,6 +40,7 @@ from judge_check import start_judge
 from judge_ledger import Ledger, LedgerError, Stopped, cost
 from loaders import WARM_START, load_policy, load_screen_features, load_text_encoder
 from recorded import Recording, alone, learn_alone, pace_of, read
+from results import LAST
 from run_data import last_clock, write_whole
 from run_folder import FULL, RunStopped, UsageError, check_room, held, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
@@ -98,7 +99,7 @@ class Experiment:
         self.steps = 0  # env_steps of the pool when the last one came
         self.counted: dict[str, int] = {}  # `counts` of the sessions before this one
         self.evaluations: dict[str, list] = {}  # split -> results.Row of each episode
-        self.recent: deque = deque(maxlen=200)  # the last training trajectories, as results.recent_metrics wants them
+        self.recent: deque = deque(maxlen=LAST)  # the last training trajectories, as `recent_metrics` wants them
         self.update_metrics: dict[str, float] = {}
         self.alarms: set[str] = set()  # kinds of those in the last row of metrics.csv
         self.told: set[str] = set()  # errors of the actors that were told
@@ -389,13 +390,13 @@ class Experiment:
             self.learner.load_state_dict(state["learner"], fetch)
             self.schedule.load_state_dict(state["schedule"])
             torch.set_rng_state(state["torch_rng"])
-            for name, value in state["counters"].items():
-                setattr(self, name, value)
-            self.train_seconds = max(self.train_seconds, last_clock(self.folder))  # a kill gives no time back
+            vars(self).update(state["counters"])
             self.pace = pace_of(state)
             self.evaluations["warmup"] = [(*row, -1)[:4] for row in state["warmup"]]  # older runs: no number
         else:
             self.load_weights(max((row.policy_version for row in journal.rows()), default=0))
+        lost = max(0.0, last_clock(self.folder) - self.train_seconds)  # a kill gives no time back
+        self.train_seconds, self.wall_seconds = self.train_seconds + lost, self.wall_seconds + lost
         settled = journal.meta.get("settled", [])  # by rejudge.py, in its order
         for id in dict.fromkeys(settled[self.settled :]):
             entry = journal.get(id)
@@ -404,8 +405,7 @@ class Experiment:
                 self.unknown -= 1
                 self.learner.add(fetch(id), id=id)  # of whatever age: it was asked for
         self.settled = len(settled)
-        rows = () if self.args.recorded.replay else journal.rows(split="train", since=self.last_id)
-        ids = [row.id for row in rows]
+        ids = [row.id for row in journal.rows(split="train", since=self.last_id) if not self.args.recorded.replay]
         feeding = ids and "recorded" in fetch(ids[-1]).info  # killed before its phones: `feed` takes these again
         for id, trajectory in ((id, fetch(id)) for id in ids):
             recorded = "recorded" in trajectory.info  # of another run: its versions and numbers say nothing here

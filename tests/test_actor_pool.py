@@ -222,7 +222,7 @@ def test_with_one_busy_worker_a_policy_server_that_hangs_is_killed_when_its_succ
     gone = SimpleNamespace(kill=lambda: killed.append("worker"))
     server = SimpleNamespace(kill=lambda: killed.append("server"), join=lambda timeout: None)
     slots = [_Slot(0, None, gone, pending=[1], ready=True), _Slot(1, None, gone, ready=True)]  # the other one is idle
-    pool = SimpleNamespace(_slots=slots, _timeout=1.0, server_ready=True, _server=server)
+    pool = SimpleNamespace(_slots=slots, _timeout=1.0, _looked=time.monotonic(), server_ready=True, _server=server)
     pool._bury = lambda slot, why: buried.append(why)
     ActorPool._replace_silent(pool)
     assert killed == ["worker"] and buried == ["silent for 1 s"]
@@ -274,6 +274,15 @@ def test_phones_that_stand_still_for_a_moment_are_waited_for(actors, phones):
     finally:
         os.kill(phones.pid, signal.SIGCONT)
     actors.from_both()
+
+
+def test_a_run_that_stood_still_does_not_take_its_workers_for_hung():
+    """Ctrl-Z and fg: nobody has heard anything meanwhile."""
+    now = time.monotonic()
+    slot = SimpleNamespace(process=object(), pending=[1], ready=True, heard=now - 300)
+    pool = SimpleNamespace(_slots=[slot], _timeout=120.0, _looked=now - 299)
+    ActorPool._replace_silent(pool)
+    assert slot.heard == pytest.approx(now - 1, abs=0.5) and pool._looked >= now
 
 
 def test_nothing_leaks_over_many_deaths(actors):

@@ -221,6 +221,15 @@ def test_evaluations_on_the_way_that_end_together_are_all_told_with_when_they_we
     assert "greedy, after 20 trajectories: 0.50 (n 2)" in capsys.readouterr().out
 
 
+def test_a_budget_that_ends_with_an_evaluations_last_episodes_pauses_it(tmp_path):
+    run = begin(tmp_path / "run", small())
+    run.eval_tasks, run.asked_judge = TASKS[:2], time.monotonic()  # the ledger was looked at a moment ago
+    run.ledger = SimpleNamespace(stopped=lambda: "the budget is used up", summary=dict)
+    scripted(run, [True, None, True, None])
+    evaluation.play(run, "final")
+    assert run.paused and run.stopping and run.evaluations["final"] == [] and not evaluation.complete(run, "final")
+
+
 def test_training_tasks_are_played_greedily_at_the_end_and_are_the_column_train(base, tmp_path):
     run = begin(tmp_path / "run", small())
     run.args.run.eval, run.eval_tasks, run.args.tasks.eval_train = base, generate_tasks("test", 2), 2

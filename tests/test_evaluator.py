@@ -263,6 +263,15 @@ def test_B2_B5_tries_are_bounded_and_end_unknown(kind, calls):
     assert sum(model.slept) < 60 and (calls == 1 or sum(model.slept) >= 1)
 
 
+def test_B5_a_server_that_says_at_once_again_and_again_is_not_asked_five_times_at_once():
+    now = [0.0]
+    model = Model(JudgeError("limit", "429", delay=0.0))
+    judge = VisionJudge(JudgeConfig("openai", "m"), ask=model, ledger=Ledger(":memory:", clock=lambda: now[0]),
+                        sleep=lambda s: (model.slept.append(s), now.__setitem__(0, now[0] + s)))
+    assert judge.judge(CLOCK, (), [b"screen"]).success is None
+    assert len(model.prompts) == 5 and sum(model.slept) > 10
+
+
 def test_B5_a_server_that_asks_for_an_hour_has_no_answer_for_now():
     model = Model(JudgeError("limit", "429", delay=3600.0))
     assert model.judge().judge(CLOCK, (), [b"screen"]).success is None

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 from multiprocessing import heap
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ import lora
 import pools
 import run_distrl
 import run_folder
-from args import Args
+from args import Args, JudgeArgs
 from journal import JournalError
 from policy import AutoUIPolicy
 from recorded import pace_of
@@ -113,12 +114,17 @@ def test_a_killed_run_gets_no_training_time_back(tmp_path):
     first.record({})  # the last row of metrics.csv before the kill
     resumed = begin(tmp_path / "run", small())
     resumed.load()
-    assert resumed.train_seconds == 105.3
+    assert resumed.train_seconds == 105.3 and resumed.wall_seconds == pytest.approx(45.3, abs=3)
     resumed.train_seconds = 110.0
     resumed.save()
     again = begin(tmp_path / "run", small())
     again.load()
     assert again.train_seconds == 110.0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    small().save(tmp_path / "run" / "policy.safetensors")
+    again = begin(tmp_path / "run", small())
+    again.load()
+    assert again.train_seconds == 105.3
 
 
 def test_results_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -245,6 +251,8 @@ def test_sync_hands_out_nothing_before_its_first_round(tmp_path):
 def test_E17_a_run_to_which_nothing_comes_stops_with_the_last_error(tmp_path):
     run = begin(tmp_path / "run", small())
     assert run.silence == 600
+    slow = Args(judge=JudgeArgs("gemini", judge_rpm=5.0, judge_votes=3))  # 32 workers wait for 6 calls each
+    assert pools.silence(slow) > 60 * 32 * 6 / 5 > pools.silence(Args(judge=JudgeArgs("gemini")))
     run.pool = SimpleNamespace(env_steps=0, error=None, last_error="worker 0 on worker_ip1:5555: no answer")
     run.silence = 0.1
     for step in range(5):  # slow, but they play

@@ -33,6 +33,7 @@ from policy import AutoUIPolicy
 from replay import Trajectory
 from run_folder import UsageError, load_checkpoint, save_checkpoint
 from sim import start_phones
+from stop_signals import _Output
 from tasks import parse_task
 
 PATIENCE = 240  # s, for a machine that is busy otherwise
@@ -211,7 +212,7 @@ class Terminal(Program):
 def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that_hear_nothing(policy, tmp_path):
     """SIGSTOP first: what is stopped does not hear that it is to end."""
     flags = [*TINY, "--total-trajectories", 100_000, "--policy", policy, "--runs-dir"]
-    kinds = {"closed": Terminal, "term": Program, "group": Program}
+    kinds = {"closed": Terminal, "term": Program, "group": Program, "unread": Program}
     programs = {kind: start(*flags, tmp_path / kind) for kind, start in kinds.items()}
     for kind, program in programs.items():
         program.until("Training")
@@ -222,6 +223,9 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
         began = time.monotonic()
         if kind == "closed":
             program.process.stdout.close()  # the kernel sends SIGHUP to all in the terminal
+        elif kind == "unread":  # `| tee log`, and Ctrl-C ends both
+            program.process.stdout.close()
+            program.process.send_signal(signal.SIGINT)
         elif kind == "group":  # torchrun, systemd, Slurm
             os.killpg(program.process.pid, signal.SIGTERM)
         else:
@@ -245,6 +249,16 @@ def test_E2_E3_stopped_by_sigterm_a_closed_terminal_or_killed_with_children_that
     program.process.kill()
     program.end(PATIENCE)
     assert gone(family, 10)
+
+
+def test_an_output_that_nobody_reads_any_more_asks_the_run_to_stop_and_swallows_the_rest():
+    reader, writer = os.pipe()
+    asked, output = [], _Output(os.fdopen(writer, "w"), lambda: asked.append(1))
+    os.close(reader)
+    for _ in range(3):
+        print("a line of progress", file=output, flush=True)
+    assert asked == [1] and output.fileno() == writer
+    output.close()
 
 
 LONG_SAVE = """

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sqlite3
 
 import pytest
 
@@ -47,6 +48,20 @@ def test_a_worker_killed_within_a_transaction_blocks_nobody(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     ledger = Ledger(path)
     assert ledger.reserve("m") == 0.0 and ledger.summary()["calls"] == 1  # what was not finished was not counted
+
+
+def test_somebody_who_reads_for_long_blocks_nobody_afterwards(tmp_path, monkeypatch):
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **options: connect(path, **{**options, "timeout": 0.2}))
+    path = tmp_path / "judge.sqlite"
+    worker, other, reader = Ledger(path), Ledger(path), connect(path, isolation_level=None)
+    worker.reserve("m")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM calls").fetchall()  # a backup, say
+    with pytest.raises(LedgerError, match="locked"):
+        worker.reserve("m")
+    reader.close()
+    assert worker.reserve("m") == other.reserve("m") == 0.0 and other.summary()["calls"] == 3
 
 
 def test_calls_are_spread_over_the_minute_for_all_together(tmp_path):

@@ -242,3 +242,21 @@ def test_B16_a_server_that_echoes_the_key_does_not_bring_it_into_a_text(status):
     assert verdict.success is None and "Incorrect API key provided: ***" in verdict.reason
     everything = repr(verdict) + repr(judge.config) + repr(judge.ledger.stopped()) + repr(vars(judge))
     assert SECRET not in everything
+
+
+def test_B16_a_key_is_taken_out_before_a_text_is_cut():
+    for length in range(250, 330, 4):
+        def refuse(*_, text="x" * length + SECRET, **__):
+            raise judge_clients.refusal(400, f'{{"error": {{"message": "{text}"}}}}')
+
+        with pytest.raises(JudgeError) as error:
+            judge_clients._guarded(refuse, SECRET)("p", [], timeout=1, temperature=0)
+        assert SECRET[:4] not in str(error.value) and len(str(error.value)) <= 320
+
+
+@pytest.mark.parametrize(("status", "body"), [
+    (402, "Insufficient Balance"), (429, "Rate limit exceeded: free-models-per-day"), (429, "GenerateRequestsPerDay"),
+    (429, "insufficient_quota"),
+])  # fmt: skip
+def test_what_is_used_up_for_today_pauses_the_run(status, body):
+    assert judge_clients.refusal(status, body).kind == "quota"

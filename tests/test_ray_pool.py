@@ -17,7 +17,7 @@ import args as module
 from args import Args, PhoneArgs
 from policy import AutoUIPolicy
 from ray_node import COUNTS, NodeActors
-from ray_pool import _Weights, check_ray
+from ray_pool import RayPool, _Node, _Weights, check_ray
 from replay import Trajectory
 from run_folder import UsageError
 from schedule import Schedule
@@ -39,6 +39,21 @@ def test_without_ray_it_is_one_sentence_and_nothing_starts(monkeypatch, tmp_path
     with pytest.raises(UsageError, match="--ray-address auto needs Ray: pip install -r requirements-ray.txt"):
         module.prepare(args)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_node_whose_calls_fail_together_is_buried_once(monkeypatch):
+    def get(ref):
+        raise RuntimeError("The actor died: node was terminated")
+
+    errors = SimpleNamespace(RayError=RuntimeError, ActorUnavailableError=ConnectionError)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(exceptions=errors, kill=lambda actor: None, get=get))
+    pool, lost = RayPool.__new__(RayPool), []
+    pool._nodes, pool._before, pool._on_lost = {}, dict.fromkeys(COUNTS, 0), lost.append
+    node = _Node("n", 0, actor=object(), ready=True, alive=8)
+    node.pending, node.calls = {1: "an episode", 2: "another"}, {"exchange": 3, "publish": 4}
+    for kind, ref in list(node.calls.items()):
+        pool._hear(node, kind, ref)
+    assert lost == ["an episode", "another"] and pool._before["restarts"] == 8 and pool._nodes["n"].failures == 1
 
 
 def test_flags_that_do_not_go_with_it(monkeypatch):

@@ -182,6 +182,7 @@ def test_metrics_of_the_last_trajectories():
 
 
 @pytest.mark.parametrize("times, seconds, expected", [
+    ([159.5, 159.6, 159.9], 60.0, 3.0),  # the first ones: not three in half a second
     ([130.0 + 0.1 * i for i in range(300)], 600.0, 600.0),  # so many that the rows do not reach a minute back
     ([150.0 + i for i in range(10)], 10.0, 60.0),  # training is ten seconds old
     ([20.0, 30.0, 155.0], 600.0, 1.0),  # two of them long ago
