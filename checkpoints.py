@@ -44,7 +44,10 @@ def read_published(path: Path) -> tuple[dict, dict[str, Tensor], list[str]]:
     folder = path if path.is_dir() else path.parent
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} has no config.json: copy the network's config.json and tokenizer there")
-    config = json.loads((folder / "config.json").read_text())
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'} cannot be read ({error}): copy it there again") from error
     if not isinstance(config, dict) or config.get("model_type", "t5") != "t5":
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise ValueError(f"{folder / 'config.json'} is of {found!r}, not of a T5: give Auto-UI's or a T5's folder")
@@ -127,6 +130,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 def policy_weights(raw: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """The T5 among the networks of a file, its prefix taken off; a note on what was left out."""
+    if any(".lora_A." in key for key in raw):
+        raise ValueError("its LoRA adapters are not merged: save model.merge_and_unload().state_dict() instead")
     prefixes = sorted(key.removesuffix(MARK) for key in raw if key == MARK or key.endswith("." + MARK))
     if not prefixes:
         first = sorted(raw)[:3]

@@ -96,11 +96,14 @@ class Codec:
     def __init__(self, tokenizer: Tokenizer, max_prompt: int = 512, max_action: int = 64):
         self.tokenizer, self.max_prompt, self.max_action = tokenizer, max_prompt, max_action
         tokenizer.encode_special_tokens = True  # "</s>" in a text is text
+        self._marks: list[str] = []
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.eos_id = tokenizer.token_to_id(EOS)
         if self.eos_id is None or tokenizer.token_to_id(PAD) is None:
             raise ValueError(f"the tokenizer has no {PAD} or no {EOS} token: give one of the T5 family")
+        # T5's vocabulary has them as words, too: ids 1 and 0 would end a text in its midst.
+        self._marks = [mark for mark in (EOS, PAD) if tokenizer.token_to_id(mark) in self._encode(mark)]
         self._cache: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
@@ -139,6 +142,8 @@ class Codec:
         return [text for text in texts if self.decode(self._encode(text)) != text]
 
     def _encode(self, text: str) -> list[int]:
+        for mark in self._marks:
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def to_json(self) -> str:
@@ -174,4 +179,7 @@ class Codec:
         from transformers.convert_slow_tokenizer import T5Converter
 
         given = SimpleNamespace(vocab_file=str(pieces), _extra_ids=100, convert_tokens_to_ids=lambda token: EOS_ID)
-        return cls(T5Converter(given).converted(), max_action=128)
+        try:
+            return cls(T5Converter(given).converted(), max_action=128)
+        except Exception as error:  # protobuf's are no ValueErrors
+            raise ValueError(f"{pieces} cannot be read ({error}): copy it there again") from error

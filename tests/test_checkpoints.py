@@ -154,6 +154,14 @@ def test_what_transformers_5_saves_of_a_t5_keeps_its_output_layer(tmp_path, tied
 # ---------------------------------------------------------------------- tokenizers
 
 
+def test_F5_what_ends_a_text_in_t5s_vocabulary_is_text_within_one():
+    codec = Codec(letters())
+    for mark, id in (("</s>", 1), ("<pad>", 0)):
+        ids = codec.prompt_ids(f"Previous Actions:  Goal: Search for {mark} in html")
+        assert ids.count(1) == 1 and ids[-1] == 1 and 0 not in ids
+        assert codec.decode(codec.action_ids(f"x {mark} y")).endswith(" y") and id not in codec.action_ids(mark)[:-1]
+
+
 def spiece() -> bytes:
     """A sentencepiece model with the words of `letters`, as T5's folders have it in spiece.model."""
     from transformers.utils import sentencepiece_model_pb2_new as format
@@ -175,6 +183,9 @@ def test_a_spiece_model_is_the_tokenizer_where_there_is_no_other(tmp_path):
         assert two.action_ids(action) == one.action_ids(action) and two.decode(two.action_ids(action)) == action
     assert len(two) == len(one) + 100  # T5's <extra_id_*>
     assert two.max_action == 128 and Codec.from_json(two.to_json()).max_action == 128 and one.max_action == 64
+    (tmp_path / "spiece.model").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match="spiece.model cannot be read .*copy it there again"):
+        Codec.from_directory(tmp_path)
     (tmp_path / "spiece.model").unlink()
     with pytest.raises(FileNotFoundError, match="no tokenizer: copy its tokenizer.json or spiece.model"):
         Codec.from_directory(tmp_path)
@@ -287,6 +298,9 @@ def test_what_is_no_checkpoint_is_one_error_that_says_what_to_do(tmp_path):
              "no model.safetensors, pytorch_model.bin": lambda p: (p / "model.safetensors").unlink(),
              "no whole .safetensors": lambda p: (p / "model.safetensors").write_bytes(b"\1" * 90),
              "no T5 among its 1 tensors": lambda p: save_file({"a": torch.ones(1)}, p / "model.safetensors"),
+             "adapters are not merged: save model.merge_and_unload": lambda p: save_file(
+                 {"encoder.block.0.layer.0.SelfAttention.q.lora_A.weight": torch.ones(1)}, p / "model.safetensors"),
+             "config.json cannot be read .*copy it there again": lambda p: (p / "config.json").write_text("{"),
              "2 T5s, under": lambda p: save_file({f"{x}.{k}": v.clone() for k, v in weights.items() for x in "ab"},
                                                  p / "model.safetensors")}  # fmt: skip
     for number, (message, spoil) in enumerate(cases.items()):
