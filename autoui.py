@@ -153,6 +153,9 @@ class AutoUINetwork(T5Weights):
         cumulative distribution; None takes the likeliest token.
         """
         n, heads, weight = len(states), self.heads, self.shared.weight
+        bmm_plus, mm_plus = torch.baddbmm, torch.addmm
+        if torch.is_autocast_enabled(weight.device.type):  # it would round these sums, which `decode` has in float32
+            bmm_plus, mm_plus = lambda x, a, b: x + torch.bmm(a, b), lambda x, a, b: x + torch.mm(a, b)
         blocks = layers(self.decoder)
         cross = [self._heads(states, layer.cross_kv, 2) for layer in blocks]  # K, V of the prompt
         cross = [
@@ -178,13 +181,13 @@ class AutoUINetwork(T5Weights):
                 )
                 q, kv = qkv[0].reshape(-1, 1, self.d_kv), cache[i]
                 kv[:, :, t] = qkv[1:].flatten(1, 2)
-                scores = torch.baddbmm(bias[:, t : t + 1, : t + 1], q, kv[0, :, : t + 1].transpose(1, 2))
-                x = torch.addmm(
+                scores = bmm_plus(bias[:, t : t + 1, : t + 1], q, kv[0, :, : t + 1].transpose(1, 2))
+                x = mm_plus(
                     x, torch.bmm(scores.softmax(-1), kv[1, :, : t + 1]).view(len(x), -1), layer.out.t()
                 )
                 q = F.linear(self._norm(x, layer.cross_norm), layer.cross_q).view(-1, 1, self.d_kv)
-                scores = torch.baddbmm(cross_bias, q, cross[i][0]).softmax(-1)
-                x = torch.addmm(x, torch.bmm(scores, cross[i][1]).view(len(x), -1), layer.cross_out.t())
+                scores = bmm_plus(cross_bias, q, cross[i][0]).softmax(-1)
+                x = mm_plus(x, torch.bmm(scores, cross[i][1]).view(len(x), -1), layer.cross_out.t())
                 x = self._feed_forward(x, layer)
             logits = self.head(self._norm(x, self.decoder.final_layer_norm.weight))
             logp = torch.log_softmax(logits / temperature, -1)

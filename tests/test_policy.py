@@ -378,6 +378,17 @@ def test_denormals_are_flushed_in_the_thread_that_calls(small, features, call):
     assert found == [0.0]
 
 
+def test_with_bf16_arithmetic_an_unchanged_policy_is_its_own_behaviour_policy(small, features):
+    """--serial --precision bf16: one network acts and learns, and its ratios are 1."""
+    agent = copy.deepcopy(small)
+    agent.autocast = True
+    prompts = [f"Previous Actions:  Goal: Open the app number {i}" for i in range(len(features))]
+    acted = agent.act(prompts, features, seeds=range(len(features)))
+    with torch.no_grad():
+        again = agent.evaluate(prompts, features, acted.token_ids).logprob
+    assert torch.allclose(again, torch.tensor([row.sum() for row in acted.logprobs]), atol=2e-3)
+
+
 def test_bf16_arithmetic_over_float32_weights_learns_and_stays_near(small, features):
     """--precision bf16 in the learner: the weights and their gradients are float32."""
     agent = copy.deepcopy(small)
