@@ -96,14 +96,14 @@ class Codec:
     def __init__(self, tokenizer: Tokenizer, max_prompt: int = 512, max_action: int = 64):
         self.tokenizer, self.max_prompt, self.max_action = tokenizer, max_prompt, max_action
         tokenizer.encode_special_tokens = True  # "</s>" in a text is text
-        self._marks: list[str] = []
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.eos_id = tokenizer.token_to_id(EOS)
         if self.eos_id is None or tokenizer.token_to_id(PAD) is None:
             raise ValueError(f"the tokenizer has no {PAD} or no {EOS} token: give one of the T5 family")
         # T5's vocabulary has them as words, too: ids 1 and 0 would end a text in its midst.
-        self._marks = [mark for mark in (EOS, PAD) if tokenizer.token_to_id(mark) in self._encode(mark)]
+        words = {mark: tokenizer.encode(mark, add_special_tokens=False).ids for mark in (EOS, PAD)}
+        self._marks = [mark for mark, ids in words.items() if tokenizer.token_to_id(mark) in ids]
         self._cache: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
