@@ -153,8 +153,9 @@ class AutoUINetwork(T5Weights):
         cumulative distribution; None takes the likeliest token.
         """
         n, heads, weight = len(states), self.heads, self.shared.weight
-        bmm_plus, mm_plus = torch.baddbmm, torch.addmm
-        if torch.is_autocast_enabled(weight.device.type):  # it would round these sums, which `decode` has in float32
+        bmm_plus, mm_plus, kind = torch.baddbmm, torch.addmm, weight.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            # It would round these sums, which `decode` has in float32.
             bmm_plus, mm_plus = lambda x, a, b: x + torch.bmm(a, b), lambda x, a, b: x + torch.mm(a, b)
         blocks = layers(self.decoder)
         cross = [self._heads(states, layer.cross_kv, 2) for layer in blocks]  # K, V of the prompt
