@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads are 30 times slower on busy cores than one
 
 import importlib  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -19,6 +20,7 @@ from emulator import Emulators
 from sim import start_phones
 
 ROOT = Path(__file__).resolve().parent.parent
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def pytest_addoption(parser):
@@ -44,6 +46,15 @@ LONG = ("test_run", "test_actor_pool", "test_policy_flags", "test_phone_run", "t
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture(autouse=True)
+def same_signals():
+    """The next test finds the handlers as this one did: after a `--help` in this process, a closed pipe killed it."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

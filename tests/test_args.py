@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,14 @@ def test_help_is_short_and_help_all_is_whole(capsys, monkeypatch):
     whole = options(capsys)
     flags = {f"--{name.replace('_', '-')}" for group in vars(module.Args()).values() for name in vars(group)}
     assert short < whole == flags and len(short) < 40 and {"--sync", "--screen-features"} <= short
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_test_finds_the_signals_as_the_one_before_did(monkeypatch, capsys, time):
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+    monkeypatch.setattr("sys.argv", ["run_distrl.py", "--help"])
+    options(capsys)
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL  # `--help | head` is no error
 
 
 def test_lines_that_are_left_out_are_counted(tmp_path, capsys):
