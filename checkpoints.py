@@ -25,6 +25,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from autoui import FEATURE_DIM
 PICKLED = (".bin", ".pt", ".pth")
 MARK = "encoder.block.0.layer.0.SelfAttention.q.weight"  # in every T5, in nothing else: what is before it is the prefix
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # one tensor, three names
+PLAIN = ("shared.weight", "encoder.final_layer_norm.weight")  # what fresh image layers are made for
 GATE_BIAS = -2.0  # of fresh image layers: the gate lets 12 % through
 
 
@@ -98,14 +100,21 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+@contextmanager
+def open_tensors(file: Path):
+    """What safe_open gives. ValueError: it is no .safetensors file, or cut."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise ValueError(f"{file.name} is no whole .safetensors file ({error}): copy it again") from error
+
+
 def _tensors(file: Path) -> dict[str, Tensor]:
     """All tensors of a file, those in nested dictionaries under `outer.inner`."""
     if file.suffix not in PICKLED:
-        try:
-            with safe_open(file, "pt") as weights:
-                return {key: weights.get_tensor(key) for key in weights.keys()}
-        except SafetensorError as error:
-            raise ValueError(f"{file.name} is no whole .safetensors file ({error}): copy it again") from error
+        with open_tensors(file) as weights:
+            return {key: weights.get_tensor(key) for key in weights.keys()}
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -156,7 +165,7 @@ def _owner(key: str, prefix: str) -> str:
 def add_image_layers(state: dict[str, Tensor]) -> bool:
     """Gives a plain T5's weights image layers that leave its output as it is; see the module's docstring. False: it
     has its own."""
-    if "image_dense.weight" in state or "shared.weight" not in state:
+    if "image_dense.weight" in state or not state.keys() >= set(PLAIN):
         return False
     d = state["shared.weight"].shape[1]
     generator = torch.Generator().manual_seed(0)  # every process that loads the folder makes the same layers

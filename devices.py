@@ -25,8 +25,9 @@ from torch import Tensor
 from run_folder import UsageError
 
 
-def check_device(flag: str, name: str) -> None:
-    """UsageError unless `name` is cpu, cuda or cuda:N and this machine has it. Leaves CUDA as it is."""
+def check_device(flag: str, name: str, learners: int = 1) -> None:
+    """UsageError unless `name` is cpu, cuda or cuda:N and this machine has it, or with `cuda` one for each of its
+    learners (torchrun). Leaves CUDA as it is."""
     if name == "cpu":
         return
     match = re.fullmatch(r"cuda(?::(\d+))?", name)
@@ -39,6 +40,9 @@ def check_device(flag: str, name: str) -> None:
     if int(match[1] or 0) >= count:
         here = ", ".join(f"cuda:{i}" for i in range(count)) or "no GPU (see `nvidia-smi`; is CUDA_VISIBLE_DEVICES set?)"
         raise UsageError(f"{flag} {name}: this machine has {here}: name another one, or leave out {flag}")
+    if name == "cuda" and learners > count:
+        raise UsageError(f"{flag} cuda: {learners} learners on this machine, each takes a GPU, and it has {count}: "
+                         f"torchrun --nproc-per-node {count}, or name one for all: {flag} cuda:0")  # fmt: skip
 
 
 def num_threads(policy) -> int:

@@ -234,16 +234,15 @@ class Learner:
 
     def _update_critics(self, batch: dict) -> dict[str, float]:
         mask = batch["mask"]
-        logits, values = self._values(batch)
-        if not self._finite(logits) or not (labels := self._labels(batch, values)):
-            return self._skip(self.critic_optimizer, "the critic's output, or a log-prob", batch)
+        trajectories = batch["trajectories"]
+        (logits, values), trajectory_logits = self._values(batch), self._trajectory_logits(trajectories)
+        if not self._finite(logits, trajectory_logits) or not (labels := self._labels(batch, values)):
+            return self._skip(self.critic_optimizer, "a critic's output, or a log-prob", batch)
         targets, soft = labels
         step_logits = torch.zeros(*mask.shape, 2, device=mask.device)
         step_logits[mask] = logits[batch["is_state"]]
         value_loss, _ = aride.value_loss(logits=step_logits, targets=targets, mask=mask, soft=soft)
-        trajectories = batch["trajectories"]
         outcomes = torch.tensor([float(bool(t.success)) for t in trajectories], device=mask.device)
-        trajectory_logits = self._trajectory_logits(trajectories)
         trajectory_loss, _ = aride.trajectory_value_loss(logits=trajectory_logits, outcomes=outcomes)
         shares = batch.get("of_steps", 1.0), batch.get("of_trajectories", 1.0)
         self._step(self.critic_optimizer, shares[0] * value_loss + shares[1] * trajectory_loss, batch)

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from args import Args
 from run_folder import UsageError
 
 WARM_START = Path(__file__).resolve().parent / "warm_start.safetensors"
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
 
 
 def load_policy(args: Args):
-    """The policy to start from and its path; builds and caches the warm start when its file is missing."""
-    from safetensors import SafetensorError
-
+    """The policy to start from and its file or folder (a run's: of what it ended with). Builds and caches the warm
+    start when its file is missing."""
+    from evaluation import folder_of
     from lora import add_lora
     from policy import AutoUIPolicy
 
     path = args.policy.policy or WARM_START
+    if path == folder_of(path):
+        path = path / "policy.safetensors"
     if path == WARM_START and not path.exists():
         from warm_start import build
 
@@ -29,13 +34,12 @@ def load_policy(args: Args):
         build(path)
     try:
         policy = AutoUIPolicy.load(path, init_fusion=args.policy.init_fusion)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        flag = "--eval" if path == args.run.eval else "--policy"
-        raise UsageError(f"{flag} {path}: {error}") from error
+    except UNREADABLE as error:
+        raise _unfit("--eval" if path == args.run.eval else "--policy", path, error) from error
     for note in policy.notes:
         print(f"--policy {path}: {note}")
     seen = "thumbnail" if args.policy.screen_features == "thumbnail" else "blip2"
-    if policy.screens != seen and not policy.fresh_images:
+    if policy.screens and policy.screens != seen:
         print(f"--policy {path}: warning: made for {policy.screens} features, not {seen} ones: see --screen-features")
     policy.screens = seen
     if args.policy.lora:
@@ -51,8 +55,8 @@ def load_text_encoder(args: Args):
     path = args.policy.critic_encoder
     try:
         return RobertaText(path) if path else None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--critic-encoder {path}: {error}") from error
+    except UNREADABLE as error:
+        raise _unfit("--critic-encoder", path, error) from error
 
 
 def load_screen_features(args: Args):
@@ -62,5 +66,11 @@ def load_screen_features(args: Args):
     path = args.policy.screen_features
     try:
         return thumbnail_features if path == "thumbnail" else Blip2Features(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"--screen-features {path}: {error}") from error
+    except UNREADABLE as error:
+        raise _unfit("--screen-features", path, error) from error
+
+
+def _unfit(flag: str, path, error: Exception) -> UsageError:
+    if isinstance(error, SafetensorError):  # as transformers lets it through
+        return UsageError(f"{flag} {path}: its .safetensors file is not whole ({error}): copy it again")
+    return UsageError(f"{flag} {path}: {error}")

@@ -20,6 +20,7 @@ Departs from the paper / the authors' code:
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -29,14 +30,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lora
 from autoui import FEATURE_DIM, AutoUINetwork, initialize
-from checkpoints import PICKLED, add_image_layers, differences, read_published
+from checkpoints import PICKLED, PLAIN, add_image_layers, differences, open_tensors, read_published
 from devices import HostCopy, put
 from lora import PRECISIONS
 from tokenizer import Codec, build_tokenizer
@@ -94,8 +94,8 @@ class AutoUIPolicy(nn.Module):
         self.codec = codec
         self.network = AutoUINetwork(self.config)
         self.autocast = False  # computes in bf16, keeps float32 weights: the learner's way of --precision bf16
-        self.fresh_images = False  # image layers that --init-fusion has just made
-        self.screens = "thumbnail"  # what its features are made by: "thumbnail" or "blip2"
+        self.fresh_images = False  # image layers that --init-fusion made: the learner trains all of them
+        self.screens = "thumbnail"  # what its features are made by: "thumbnail", "blip2"; "": it has seen none yet
         self._host: HostCopy | None = None
         self.notes: list[str] = []  # what the user should know of the file that it was loaded from
 
@@ -146,10 +146,7 @@ class AutoUIPolicy(nn.Module):
         depend on what it is batched with. Greedy log-probs are those of the distribution at `temperature`.
         `max_new_tokens`: the tokenizer's `max_action`.
         """
-        if not temperature > 0:
-            raise ValueError(
-                f"temperature must be positive, got {temperature}: use greedy=True for the likeliest action"
-            )
+        self._check_temperature(temperature)
         max_new_tokens = max_new_tokens or self.codec.max_action
         ids, mask = self._pad([self.codec.prompt_ids(prompt) for prompt in prompts])
         features = self._features(features, len(prompts))
@@ -195,6 +192,7 @@ class AutoUIPolicy(nn.Module):
 
         Rows of similar prompt length run together, so that little is padding; the order given is kept.
         """
+        self._check_temperature(temperature)
         prompt_ids = [self.codec.prompt_ids(prompt) for prompt in prompts]
         features = self._features(features, len(prompts))
         if len(token_ids) != len(prompts) or not all(len(row) for row in token_ids):
@@ -254,6 +252,10 @@ class AutoUIPolicy(nn.Module):
         ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
         return put(ids, self.device), put(mask.astype(np.int64), self.device)
 
+    def _check_temperature(self, temperature: float) -> None:
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive, got {temperature}: act(greedy=True) takes the likeliest")
+
     def _features(self, features, rows: int) -> Tensor:
         features = put(torch.as_tensor(features, dtype=torch.float32), self.device)
         if features.shape != (rows, FEATURE_DIM):
@@ -281,6 +283,7 @@ class AutoUIPolicy(nn.Module):
         state = {name: p.detach().cpu().contiguous() for name, p in self.weights().items()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         saved = {"config": self.config, "codec": self.codec.to_json(), "screens": self.screens}
+        saved |= {"fresh_images": self.fresh_images}
         # One entry of metadata: the library writes several in an order that differs from file to file.
         save_file(state, partial, {"policy": json.dumps(saved)})
         os.replace(partial, path)
@@ -302,9 +305,9 @@ class AutoUIPolicy(nn.Module):
             raise FileNotFoundError(
                 f"no policy at {path}: give a .safetensors file or a checkpoint's directory"
             )
-        metadata, notes, fresh, screens = {}, [], False, "blip2"
+        metadata, notes = {}, []
         if path.is_file() and path.suffix not in PICKLED:
-            with safe_open(path, "pt") as file:
+            with open_tensors(path) as file:
                 metadata = file.metadata() or {}
                 if "policy" in metadata:
                     state = {key: file.get_tensor(key) for key in file.keys()}
@@ -316,11 +319,12 @@ class AutoUIPolicy(nn.Module):
         if "policy" in metadata:
             saved = json.loads(metadata["policy"])
             config, codec = saved["config"], Codec.from_json(saved["codec"])
-            screens = saved.get("screens", "thumbnail")
+            screens, fresh = saved.get("screens", "thumbnail"), saved.get("fresh_images", False)
         else:
             config, state, notes = read_published(path)
             codec = Codec.from_directory(path if path.is_dir() else path.parent)
             fresh = init_fusion and add_image_layers(state)
+            screens = "" if fresh else "blip2"
         policy = cls(config, codec)
         if len(codec) > config["vocab_size"]:
             raise ValueError(
@@ -353,7 +357,7 @@ class AutoUIPolicy(nn.Module):
                 f"weights of another policy size, {len(wrong)} tensors differ: " + "; ".join(wrong[:3])
             )
         if missing or unknown:
-            plain = "image_dense.weight" in missing and "shared.weight" not in missing
+            plain = "image_dense.weight" in missing and not set(PLAIN) & set(missing)
             hint = " (a plain T5 has no image layers: --init-fusion adds fresh ones)" if plain else ""
             raise ValueError(f"not an Auto-UI checkpoint: missing {missing[:3]}, unknown {unknown[:3]}{hint}")
         for key, p in wanted.items():

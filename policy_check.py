@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ def check_policy(args) -> None:
     if args.device != "cpu" or args.server_device not in ("", "cpu"):  # only then torch is needed to answer
         from devices import check_device
 
-        check_device("--device", args.device)
+        check_device("--device", args.device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # that of torchrun
         check_device("--server-device", args.server_device or args.device)
     if args.policy and not args.policy.exists():
         raise UsageError(f"--policy {args.policy}: no such file or folder")

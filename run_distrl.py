@@ -486,8 +486,6 @@ def run(args: Args, team=None) -> int:
 
 def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[Task], team=None) -> int:
     """The run in its folder, new or to be resumed. Returns the exit code."""
-    from safetensors import SafetensorError
-
     from devices import own_device
     from pools import make_pool, patience, phones_of
     from results import start_tracking, table
@@ -506,7 +504,7 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     if args.run.resume:
         try:
             experiment.load()
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             unfit = f"the newest checkpoint does not fit ({error}): remove it to go on without it"
             why = unfit if isinstance(error, KeyError) else error
             raise UsageError(f"--resume {folder}: {why}") from error

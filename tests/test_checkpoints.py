@@ -250,6 +250,25 @@ def test_a_plain_t5_is_refused_unless_asked_for_and_then_all_image_layers_can_le
     assert before.keys() == policy.network.state_dict().keys()
 
 
+def test_fresh_image_layers_stay_those_of_a_policy_that_is_saved(tmp_path):
+    """The learner trains all of them, and no kind of features is the one that they were made for."""
+    plain_t5(tmp_path)
+    fresh = AutoUIPolicy.load(tmp_path, init_fusion=True)
+    fresh.save(tmp_path / "new" / "policy.safetensors")
+    again = AutoUIPolicy.load(tmp_path / "new" / "policy.safetensors")
+    assert fresh.fresh_images and again.fresh_images and fresh.screens == again.screens == ""
+
+
+def test_a_file_that_is_no_whole_t5_gets_no_image_layers(tmp_path):
+    plain_t5(tmp_path)
+    file, name = tmp_path / "model.safetensors", "encoder.final_layer_norm.weight"
+    left = load_file(file)
+    del left[name]
+    save_file(left, file)
+    with pytest.raises(ValueError, match=rf"not an Auto-UI checkpoint: missing \['{name}'.*\]$"):
+        AutoUIPolicy.load(tmp_path, init_fusion=True)
+
+
 # ---------------------------------------------------------------------- refusals
 
 

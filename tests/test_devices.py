@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import autoui
 import devices
-from args import Args
+from args import Args, PolicyArgs
 from autoui import AutoUINetwork
 from learner import Learner
 from lora import Receiver
+from policy_check import check_policy
 from run_folder import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,6 +170,12 @@ def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
     devices.check_device("--device", "cuda:1")
     with pytest.raises(UsageError, match="--device cuda:2: this machine has cuda:0, cuda:1: name another"):
         devices.check_device("--device", "cuda:2")
+    devices.check_device("--device", "cuda", learners=2)
+    devices.check_device("--device", "cuda:1", learners=3)  # all on that one
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(UsageError, match="--device cuda: 3 learners on this machine.* it has 2: torchrun"):
+        check_policy(PolicyArgs(device="cuda"))
+    check_policy(PolicyArgs(server_device="cuda"))  # there is one server
     assert not torch.cuda.is_initialized()
 
 

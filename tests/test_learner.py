@@ -254,6 +254,17 @@ def test_a_loss_that_is_not_finite_changes_no_parameter(monkeypatch):
     assert learner.update()["losses/grad_norm"] > 0  # the fourth is fine again
 
 
+def test_a_trajectory_critic_that_is_not_finite_ends_the_run_with_a_remedy():
+    policy = small()
+    learner = make(policy, [play(policy, True, seed=i) for i in range(3)])
+    with torch.no_grad():
+        next(learner.trajectory_critic.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="lower --learning-rate"):
+        for _ in range(3):
+            learner.update()
+    assert all(p.isfinite().all() for p in learner.critic.parameters())
+
+
 @pytest.mark.parametrize("algo", ["aride", "vtrace", "digirl", "filtered_bc"])
 def test_weights_that_are_not_finite_end_the_run_with_a_remedy(algo):
     policy = small()

@@ -1,6 +1,7 @@
 """The policy: act against evaluate, repeatability, precision, checkpoints."""
 
 import copy
+import math
 import subprocess
 import sys
 import threading
@@ -240,8 +241,11 @@ def test_learning_after_acting_and_acting_after_learning(features):
 def test_bad_arguments_are_named(small, features):
     with pytest.raises(ValueError, match=r"\(5, 7\).*1408.*BLIP-2"):
         small.act(PROMPTS, features[:, :7])
-    with pytest.raises(ValueError, match="temperature.*greedy=True"):
-        small.act(PROMPTS, features, temperature=0)
+    for temperature in (0, -1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"temperature.*{temperature}.*greedy=True"):
+            small.act(PROMPTS, features, temperature=temperature)
+        with pytest.raises(ValueError, match=f"temperature.*{temperature}.*greedy=True"):
+            small.evaluate(PROMPTS, features, [np.array([5, 1], np.int32)] * len(PROMPTS), temperature=temperature)
     with pytest.raises(ValueError, match="at least one token"):
         small.evaluate(PROMPTS[:1], features[:1], [np.array([], np.int32)])
     with pytest.raises(ValueError, match="1 seeds for 5 prompts"):
@@ -305,6 +309,12 @@ def test_other_files_are_refused_with_a_remedy(small, tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="no config and tokenizer"):
         AutoUIPolicy.load(tmp_path / "other.safetensors")
+    small.save(tmp_path / "cut.safetensors")
+    whole = (tmp_path / "cut.safetensors").read_bytes()
+    for left in (whole[:-1], whole[:100], b"", b"not tensors at all"):
+        (tmp_path / "cut.safetensors").write_bytes(left)
+        with pytest.raises(ValueError, match="cut.safetensors is no whole .safetensors file.*copy it again"):
+            AutoUIPolicy.load(tmp_path / "cut.safetensors")
 
 
 MEMORY = """

@@ -16,6 +16,7 @@ from test_screen_features import blip2
 from args import Args, prepare
 from journal import Journal
 from loaders import load_policy, load_screen_features, load_text_encoder
+from policy import AutoUIPolicy
 from policy_check import check_transformers
 from replay import Trajectory
 from run_folder import UsageError
@@ -82,9 +83,28 @@ def test_what_only_loading_can_tell_is_refused_with_the_flag(tmp_path, roberta):
     with pytest.raises(UsageError, match="--screen-features .*blip2"):
         load_screen_features(args_of(tmp_path, screen_features=str(folder)))
     (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "config.json").write_text((roberta / "config.json").read_text())
+    for file in roberta.iterdir():
+        (tmp_path / "cut" / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="--critic-encoder .*cut: its .safetensors file is not whole.*copy it again"):
+        load_text_encoder(args_of(tmp_path, critic_encoder=tmp_path / "cut"))
+    weights.unlink()
     with pytest.raises(UsageError, match="--critic-encoder .*cut"):
         load_text_encoder(args_of(tmp_path, critic_encoder=tmp_path / "cut"))
+
+
+def test_a_run_named_as_the_policy_is_the_one_that_it_ended_with(tmp_path):
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (run / "journal.sqlite").touch()
+    with pytest.raises(UsageError, match="--policy .*policy.safetensors: no policy at"):
+        load_policy(args_of(tmp_path, policy=run))
+    AutoUIPolicy.small(seed=3).save(run / "policy.safetensors")
+    policy, path = load_policy(args_of(tmp_path, policy=run))
+    assert path == run / "policy.safetensors"
+    assert torch.equal(policy.network.shared.weight, AutoUIPolicy.small(seed=3).network.shared.weight)
 
 
 @pytest.mark.parametrize("found", ["4.57.1", "5.15.9", "6.0.0", "6.0.0.dev0", None])
