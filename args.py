@@ -123,7 +123,7 @@ class TaskArgs:
 @dataclass
 class PolicyArgs:
     policy: Path | None = None
-    """start from: a run, our .safetensors, Auto-UI's folder, DigiRL's or DistRL's .bin or .pt; default: the warm start"""
+    """start from: a run, our .safetensors, Auto-UI's folder, DigiRL's or DistRL's .bin, .pt; default: the warm start"""
     init_fusion: Expert[bool] = False
     """take a plain T5 in --policy, too: it gets image layers that leave its output as it is at the start"""
     precision: str = "fp32"
