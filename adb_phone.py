@@ -7,8 +7,7 @@
 
 Departs from the authors' code: typed text is quoted exactly once, for the phone's shell, and never meets a shell of
 this machine (there: `shell=True`); the size is the override size; every command has a deadline, and a connection lost
-in the middle is an error, not a short answer. Each command is one plain exchange with the adb server, because adbutils
-sleeps 20 ms in each and asks for the server's version.
+in the middle is an error, not a short answer. Each command is one exchange with the server (adbutils: more, and 20 ms).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image
@@ -53,7 +53,7 @@ class ScreenshotError(AndroidEnvError):
 
 
 class ScreenUnreadable(AndroidEnvError):
-    """`uiautomator dump` gave no hierarchy, several times in a row: a screen that never rests, a playing video say."""
+    """It cannot be had: no hierarchy, as it never rests (a playing video, say), or no picture of a secure window."""
 
 
 class ScreenLocked(AndroidEnvError):
@@ -114,10 +114,7 @@ class _Exchange:
         return bytes(data)
 
     def to_the_end(self) -> bytes:
-        chunks = []
-        while chunk := self.recv(1 << 18):
-            chunks.append(chunk)
-        return b"".join(chunks)
+        return b"".join(iter(lambda: self.recv(1 << 18), b""))
 
     def request(self, service: str) -> None:
         data = service.encode()
@@ -140,15 +137,14 @@ class _Exchange:
         try:
             return self.exactly(int(size, 16)).decode("utf-8", "replace")
         except ValueError:
-            raise DeviceOffline(self.serial, f"answer {size!r} is not adb's",
-                                "is that really an adb server's port?") from None
+            raise DeviceOffline(self.serial, f"answer {size!r} is not adb's", "is that an adb server's port?") from None
 
 
 def parse_devices(listing: str) -> dict[str, str]:
     """{serial: state} of the text of `adb devices [-l]`; states: device, offline, unauthorized, no permissions..."""
     states = {}
     for line in listing.splitlines():
-        parts = line.split(None, 1)
+        parts = line.split("\t" if "\t" in line else None, 1)  # a serial may hold a blank: "adb-X (2)._adb-tls..."
         if len(parts) == 2 and not line.startswith(("*", "List of", "adb ")):
             states[parts[0]] = "no permissions" if parts[1].startswith("no perm") else parts[1].split()[0]
     return states
@@ -184,8 +180,7 @@ class AdbPhone:
         self.boot_timeout = 60.0                        # s that `recover` waits
         self.on_wait: Callable[[], None] = lambda: None # called while `recover` waits
         self._size: tuple[int, int] | None = None
-        self._to_file = False                           # `ui`
-        self._has_adb_keyboard: bool | None = None
+        self._to_file, self._has_adb_keyboard = False, None         # `ui`; None: not asked yet
 
     def _host(self, service: str, timeout: float) -> str:
         with _Exchange(self.serial, self.host, self.port, timeout) as exchange:
@@ -211,8 +206,10 @@ class AdbPhone:
         out, err, code = self.run(command, timeout)
         text = (out + err).decode("utf-8", "replace")
         if check and code:
-            raise AndroidEnvError(self.serial, f"`{command[:200]}` exited with {code}: {text.strip()[:200]}",
-                                  "run it with `adb shell` to see why")
+            remedy = "run it with `adb shell` to see why"
+            if "INJECT_EVENTS" in text:
+                remedy = "switch on `USB debugging (Security settings)` in its developer options"
+            raise AndroidEnvError(self.serial, f"`{command[:200]}` exited with {code}: {text.strip()[:200]}", remedy)
         return text
 
     def exec_out(self, command: str, timeout: float | None = None) -> bytes:
@@ -223,10 +220,14 @@ class AdbPhone:
             return exchange.to_the_end()
 
     def screenshot(self, attempts: int = 3) -> np.ndarray:
-        """The screen, uint8 [H, W, 3], of `size`. A black one is asked for again after the wake-up key."""
+        """The screen, uint8 [H, W, 3], of `size`. A black one is asked for again after a wake-up. ScreenUnreadable."""
         for attempt in range(attempts):
             try:
-                with Image.open(io.BytesIO(extract_png(self.exec_out("screencap -p")))) as image:
+                data = self.exec_out("screencap -p")
+                if data and not any(data):                          # later Androids draw it black
+                    raise ScreenUnreadable(self.serial, "a secure window, an incognito tab say, is in front",
+                                           "leave out tasks that open one on Android 8 and 9")
+                with Image.open(io.BytesIO(extract_png(data))) as image:
                     pixels = np.asarray(image.convert("RGB"))       # convert loads it whole
                 if not pixels[::8, ::8].any() and not pixels.any():
                     self.shell(_WAKE)
@@ -269,7 +270,7 @@ class AdbPhone:
                 return parse_ui(out)
             except ValueError as error:
                 why = f"{error} {err[:200].decode('utf-8', 'replace')}"
-                if "idle state" not in why:             # without a terminal it cannot open /dev/tty
+                if not re.search("idle state|null root", why):  # without a terminal it cannot open /dev/tty
                     self._to_file = not self._to_file
         raise ScreenUnreadable(self.serial, f"no UI state in {attempts} tries ({why.strip()})",
                                "try `adb shell uiautomator dump`; screens that never rest cannot be read")
@@ -287,6 +288,7 @@ class AdbPhone:
 
     def unlock(self) -> None:
         """Wakes it and puts its lock screen away. ScreenLocked: a PIN, a pattern or a password keeps it."""
+        self.key(224)                                   # some phones refuse all input
         self.shell(_WAKE)
         deadline = time.monotonic() + _UP_TIMEOUT
         while time.monotonic() < deadline and is_locked(self.shell(LOCK_COMMAND)):
@@ -328,8 +330,9 @@ class AdbPhone:
         if _ADB_KEYBOARD not in self.shell(current):
             keep = f"{current} > {_KEYBOARD_FILE}"      # for `restore_keyboard`
             self.shell(f"{keep} && ime enable {_ADB_KEYBOARD} && ime set {_ADB_KEYBOARD}", check=True)
-            deadline, up = time.monotonic() + _UP_TIMEOUT, re.compile(r"mCur(Method)?Id=" + re.escape(_ADB_KEYBOARD))
-            while not up.search(self.shell("dumpsys input_method")) and time.monotonic() < deadline:
+            up = re.escape(f"mCurId={_ADB_KEYBOARD} ") + r"mHaveConnect(ion)?=true mBoundToMethod=true"
+            deadline = time.monotonic() + _UP_TIMEOUT
+            while not re.search(up, self.shell("dumpsys input_method")) and time.monotonic() < deadline:
                 time.sleep(0.1)
 
     def restore_keyboard(self, timeout: float = 10.0) -> None:
@@ -360,11 +363,9 @@ class AdbPhone:
         elif emulator := EMULATOR_SERIAL.fullmatch(self.serial):
             dead = list_devices(self.host, self.port).get(self.serial) == "offline"
             services = services * dead + [f"host:emulator:{int(emulator[1]) + 1}"]
-        for service in services:
-            try:
+        for service in services:                        # FAIL for an unknown serial; no answer to `emulator:`
+            with suppress(AndroidEnvError):
                 self._host(service, timeout)
-            except AndroidEnvError:                     # FAIL for an unknown serial; no answer to `emulator:`
-                pass
 
     def recover(self, timeout: float | None = None) -> None:
         """After an outage: until the phone is online and booted, or the last error. `timeout`: `boot_timeout`."""
@@ -392,9 +393,8 @@ class AdbPhone:
                 break
             self.on_wait()
             time.sleep(0.1)                                 # a phone says in no other way that it is there
-        try:
+        state = "unknown"
+        with suppress(AndroidEnvError):
             state = list_devices(self.host, self.port).get(self.serial, "not listed")
-        except AndroidEnvError:
-            state = "unknown"
         where = f"{last.state} (state {state}, server {self.host}:{self.port}, waited {deadline - began:g} s)"
         raise type(last)(self.serial, where, last.remedy) from last

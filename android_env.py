@@ -283,6 +283,8 @@ class AndroidEnv:
             if (terminated or truncated) and self._boot_time() != self._boot:   # while a judge was waited for
                 raise DeviceOffline(self.phone.serial, "restarted in the middle of an episode", "see why")
             reward += bool(self._verdict and self._verdict.success)
+        except ScreenUnreadable as error:                # nobody's fault: no verdict, no outage
+            truncated, self._verdict = True, SimpleNamespace(success=None, reason=str(error))
         except AndroidEnvError as error:
             self._broken, terminated, truncated, extra["error"] = True, False, True, str(error)
         info = self._info(action, changed, time.monotonic() - started) | extra

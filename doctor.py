@@ -4,7 +4,7 @@
     print(table(rows)); all(row.ok for row in rows)
 
 It looks at the real things: adb answers, each phone makes a screenshot, the policy file is loaded, the judge is asked.
-With --avd one emulator is booted. Nothing is left running.
+With --avd one emulator is booted. Nothing is left running but the adb server.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def sourced_rows(args: Args, name: str, count: int) -> Iterator[Row]:
         with phone_source(replace(args.phones, num_workers=count, allow_offline=True), seed=args.run.seed) as source:
             yield Row(name, True, f"{source.what}, up after {time.monotonic() - began:.1f} s")
             for address in source.addresses:
-                yield device_row(phone_at(address), args.phones.allow_offline)
+                yield device_row(phone_at(address), args)
     except UsageError as error:
         yield Row(name, False, "not started", str(error))
 
@@ -182,14 +182,14 @@ def device_rows(args: Args) -> Iterator[Row]:
         pass  # its own row says what is wrong with it
     if usable:
         with ThreadPoolExecutor(len(usable)) as pool:
-            yield from pool.map(lambda phone: device_row(phone, args.phones.allow_offline), usable)
+            yield from pool.map(lambda phone: device_row(phone, args), usable)
     elif not wanted and not any(states for *_, states in servers):
         yield Row("devices", False, "none", "plug a phone in with USB debugging on, or start an emulator")
 
 
-def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
+def device_row(phone: AdbPhone, args: Args) -> Row:
     """One phone that is online: everything a run asks of it."""
-    from phone_source import has_network
+    from phone_source import RULES_READ, foreign_language, has_network
 
     try:
         if "1" not in phone.shell("getprop sys.boot_completed").split():
@@ -207,8 +207,10 @@ def device_row(phone: AdbPhone, allow_offline: bool = False) -> Row:
         f"device, booted, {width}x{height}, screenshot {milliseconds:.0f} ms, "
         f"{'ADBKeyBoard' if keyboard else 'ASCII keyboard'}, {'network' if network else 'no network'}"
     )
-    if not network and not allow_offline:
+    if not network and not args.phones.allow_offline:
         return Row(phone.serial, False, found, "give it a network, or --allow-offline for tasks that need none")
+    if args.judge.judge == "rules" and (other := foreign_language(phone)):
+        return Row(phone.serial, True, f"{found}, {other}", RULES_READ)
     return Row(phone.serial, True, found, "" if keyboard else "other than ASCII needs ADBKeyBoard (optional)")
 
 

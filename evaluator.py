@@ -163,8 +163,11 @@ def parse_status(text: str, words: tuple[set[str], set[str]] = WORDS) -> bool | 
     lines = [line for line in lines if line]
     if not lines or not _STATUS.match(lines[-1]):  # what follows a status may take it back
         return None
-    value = " ".join(re.sub(r"[*_`\"'.!]", " ", _STATUS.split(lines[-1])[-1]).lower().split())
-    return True if value in words[0] else False if value in words[1] else None
+    *earlier, value = (" ".join(re.sub(r"[*_`\"'.!]", " ", part).lower().split()) for part in _STATUS.split(lines[-1]))
+    success = True if value in words[0] else False if value in words[1] else None
+    other = "|".join(words[success is True])
+    said = [part for part in earlier if not re.search(r"\bor\b|[|/]", part)]  # that echoes the question
+    return None if any(re.search(rf"\b({other})\b", part) for part in said) else success
 
 
 def encode_screen(image: np.ndarray, longest: int = 1024) -> bytes:
@@ -304,7 +307,8 @@ class VisionJudge:
 
         model, tries = self.config.model, 0
         while True:
-            self._wait(self.ledger.reserve(model))
+            wait = self.ledger.reserve(model)
+            self._wait(wait if self.ledger.rpm else wait * (1 + self._random.random() / 8))  # not all in one moment
             try:
                 answer = self._within(prompt, pngs)
             except JudgeError as error:
@@ -318,8 +322,8 @@ class VisionJudge:
                     raise
                 if error.kind == "limit":
                     self.ledger.hold(delay)  # everybody's next call waits; ours too
-                    delay = min(delay, 5.0) * self._random.random() / 4  # not all in the same moment
-                self._wait(delay)
+                else:
+                    self._wait(delay)
             else:
                 self.ledger.count(model, "answered", answer.input_tokens, answer.output_tokens)
                 return answer.text

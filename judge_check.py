@@ -40,7 +40,8 @@ def ask_judge(config: JudgeConfig) -> str:
     except JudgeError as error:
         what = {"model": f"--judge-model {config.model}: the judge does not know it: name another ({error})",
                 "key": f"--judge {config.kind}: the key in the environment is not accepted ({error})",
-                "refused": f"--judge {config.kind}, --judge-model {config.model}: it takes no screens ({error})"}
+                "refused": f"--judge {config.kind}, --judge-model {config.model}: a text with a screen is refused "
+                           f"({error})"}
         if error.kind in what:
             raise UsageError(what[error.kind]) from error
         if error.kind == "quota":

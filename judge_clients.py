@@ -84,7 +84,9 @@ Ask = Callable[..., Answer]  # (prompt, pngs, *, timeout: seconds, temperature) 
 
 def make_client(kind: str, model: str, url: str = "") -> Ask:
     """A function that asks once. Raises MissingClient."""
-    key = next((os.environ[name] for name in KEYS[kind] if os.environ.get(name)), "")
+    name, key = next(((name, os.environ[name].strip()) for name in KEYS[kind] if os.environ.get(name)), ("", ""))
+    if not key.isascii() or not key.isprintable():  # it cannot be sent; the error of a library would show it
+        raise MissingClient(f"--judge {kind}: {name} holds a character that no key has: copy it again")
     if not key and not url:
         raise MissingClient(f"--judge {kind}: set {' or '.join(KEYS[kind])} in the environment, or name --judge-url")
     if not model:
@@ -264,13 +266,15 @@ def _openai(model: str, url: str, key: str) -> Ask:
         url += "/v1"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     opener = urllib.request.build_opener(_NoRedirect)
+    names = {"max_tokens": "max_tokens", "temperature": "temperature"}  # as this server has them; "": not at all
 
     def ask(prompt, pngs, *, timeout, temperature):
         images = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in pngs]
         content = [{"type": "text", "text": prompt},
                    *({"type": "image_url", "image_url": {"url": image}} for image in images)]
-        body = {"model": model, "messages": [{"role": "user", "content": content}], "temperature": temperature,
-                "max_tokens": MAX_OUTPUT_TOKENS}
+        options = {names["temperature"]: temperature, names["max_tokens"]: MAX_OUTPUT_TOKENS}
+        body = {"model": model, "messages": [{"role": "user", "content": content}]}
+        body |= {name: value for name, value in options.items() if name}
         request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
         try:
             with opener.open(request, timeout=timeout) as response:
@@ -278,12 +282,23 @@ def _openai(model: str, url: str, key: str) -> Ask:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(LONGEST_ANSWER).decode("utf-8", "replace")
+            if error.code == 400 and _renamed(names, text):
+                return ask(prompt, pngs, timeout=timeout, temperature=temperature)
             raise refusal(error.code, text, error.headers.get("Retry-After")) from None
         except http.client.IncompleteRead:
             raise JudgeError("cut", "the connection ended within the answer") from None
         return _openai_answer(data)
 
     return ask
+
+
+def _renamed(names: dict[str, str], refused: str) -> bool:
+    """Does a refusal say that an option is called otherwise, or not taken? Newer models of OpenAI have it so."""
+    other = {"max_tokens": "max_completion_tokens", "temperature": ""}
+    unfit = [name for name in other
+             if names[name] == name and re.search(rf"unsupported.*\W{name}\W", refused, re.I | re.S)]  # fmt: skip
+    names.update((name, other[name]) for name in unfit)
+    return bool(unfit)
 
 
 def _openai_answer(data: bytes) -> Answer:

@@ -19,7 +19,7 @@ def check_phones(phones) -> None:
     if phones.avd and (phones.devices or phones.adb_server):
         raise UsageError("--avd launches emulators of its own: leave out --devices and --adb-server")
     for serial in (*phones.devices, *filter(None, [phones.avd])):
-        if not re.fullmatch(r"[\w\[][\w.:%\[\]()-]*", serial):
+        if not re.fullmatch(r"[\w\[][\w.:%\[\]()-]*( \(\d+\)[\w.-]*)?", serial):
             raise UsageError(f"{serial!r} is neither a serial (R58M..., emulator-5554, 192.168.1.5:5555) nor an AVD")
     if "all" in phones.devices and len(phones.devices) > 1:
         raise UsageError(f"--devices {' '.join(phones.devices)}: give all, or serials")

@@ -47,6 +47,7 @@ SETTLE = 2.0  # s: a real screen moves for a while after an input
 ATTACH_SECONDS = 15.0  # for a given phone that is not online to come
 NETWORK_SECONDS = 20.0  # that a phone may take after its boot to find out that it is online
 LEAVE_SECONDS = 2.0  # for a command to a given phone at the end
+RULES_READ = "the rule judge reads English alone: change its language, or take another --judge"
 MARK = "debug.distrl.mark"  # a property of phones
 
 
@@ -61,12 +62,12 @@ class Source:
     cluster: object = None  # ray_pool.Cluster, whose nodes have the phones
 
 
-def phone_source(phones: PhoneArgs, *, seed: int = 0, families: Collection[str] = ()):
+def phone_source(phones: PhoneArgs, *, seed: int = 0, families: Collection[str] = (), judge: str = ""):
     """A context manager of the run's phones. UsageError: they cannot be had, and why. Lowers `phones.num_workers` to
-    the number of phones there are."""
+    the number of phones there are. judge "rules": phones that these cannot read are warned of."""
     if phones.simulated:
         return _simulated(phones, seed)
-    return _owned(phones, families) if phones.avd else _given(phones, families)
+    return (_owned if phones.avd else _given)(phones, families, judge)
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def _simulated(phones: PhoneArgs, seed: int) -> Iterator[Source]:
 
 
 @contextmanager
-def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
+def _owned(phones: PhoneArgs, families: Collection[str], judge: str) -> Iterator[Source]:
     from emulator import EmulatorError, Emulators, how_many_fit
 
     with ExitStack() as stack:
@@ -113,6 +114,7 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
             for phone in emulators.phones
         ]
         require_network(emulators.phones, phones.allow_offline, families)
+        warn_of_language(emulators.phones, judge)
         what = f"{len(addresses)} emulator{'s' * (len(addresses) > 1)} of {phones.avd}"
         what += ": " + ", ".join(address.serial for address in addresses)
         restart = lambda address: emulators.relaunch(address.serial)  # noqa: E731
@@ -120,7 +122,7 @@ def _owned(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
 
 
 @contextmanager
-def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
+def _given(phones: PhoneArgs, families: Collection[str], judge: str) -> Iterator[Source]:
     found, left_out = find_devices(phones)
     locks: list[IO] = []
     for serial, state in left_out.items():
@@ -144,6 +146,7 @@ def _given(phones: PhoneArgs, families: Collection[str]) -> Iterator[Source]:
     except AndroidEnvError as error:
         raise UsageError(str(error)) from error
     require_network(found, phones.allow_offline, families)
+    warn_of_language(found, judge)
     if phones.reset == "snapshot" and (real := [p.serial for p in found if not EMULATOR_SERIAL.fullmatch(p.serial)]):
         raise UsageError(f"--reset snapshot: {' '.join(real)}: only emulators of this machine have snapshots")
     if not all(virtual):
@@ -342,6 +345,21 @@ def require_network(found: list[AdbPhone], allow_offline: bool, families: Collec
                          "train all the same with --allow-offline")  # fmt: skip
     if lost:
         print(f"  warning: no network on {', '.join(lost)}: tasks of the web cannot succeed there", flush=True)
+
+
+def warn_of_language(found: list[AdbPhone], judge: str) -> None:
+    """One warning for phones whose words the rule judge does not know."""
+    for phone in found if judge == "rules" else ():
+        if other := foreign_language(phone):
+            print(f"  warning: {phone.serial} speaks {other}: {RULES_READ}", flush=True)
+
+
+def foreign_language(phone: AdbPhone) -> str:
+    """Its locale ("de-DE") when that is not English; "" when it is, or cannot be asked."""
+    with suppress(AndroidEnvError):
+        found = phone.shell("getprop persist.sys.locale; getprop ro.product.locale").split()
+        return "".join(locale for locale in found[:1] if not locale.startswith("en"))
+    return ""
 
 
 def has_network(phone: AdbPhone) -> bool:

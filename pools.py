@@ -46,7 +46,7 @@ def phones_of(args: Args, families: set[str]):
         from ray_pool import ray_source
 
         return ray_source(args, families)
-    return phone_source(args.phones, seed=args.run.seed, families=families)
+    return phone_source(args.phones, seed=args.run.seed, families=families, judge=args.judge.judge)
 
 
 def make_pool(experiment, phones: Source, policy_path: Path, see):

@@ -43,7 +43,8 @@ class NodeActors:
 
         cluster, number = self._cluster, self._number
         seed = cluster.seed + 1000 * number
-        self.phones = self._stack.enter_context(phone_source(cluster.phones, seed=seed, families=cluster.families))
+        source = phone_source(cluster.phones, seed=seed, families=cluster.families, judge=self._how["judge"].kind)
+        self.phones = self._stack.enter_context(source)
         path = Path(f"policy-{os.getpid()}.safetensors").absolute()  # Ray removes this folder
         path.write_bytes(policy)
         self.pool = ActorPool(

@@ -3,7 +3,7 @@
 `thumbnail_features` needs no download: 22 x 16 cells of the screen, in each the mean of R, G and B and how
 much the cell varies. `Blip2Features` is the paper's: BLIP-2 (opt-2.7b)'s vision encoder, pooled, also 1408.
 
-    features = thumbnail_features(image)             # uint8 [H, W, 3] -> float32 [1408], under a millisecond
+    features = thumbnail_features(image)             # uint8 [H, W, 3] -> float32 [1408]
     features = Blip2Features("path/to/blip2-opt-2.7b").batch(images)      # [B, 1408]
 
 Departs from the paper: the small policy sees the thumbnail instead of BLIP-2's feature.

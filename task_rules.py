@@ -1,7 +1,7 @@
 """What counts as done, family by family, from what any phone shows.
 
 A screen has `.package`, `.activity` and `.texts` (texts and content descriptions in reading order, as
-`uiautomator dump` gives them) and may have `.nodes` (with `.id`, `.cls` and `.focused`). A rule sees all
+`uiautomator dump` gives them) and may have `.nodes` (`ui_state.Node`). A rule sees all
 screens of the episode: some tasks are done by a change ("toggle"), some by a choice ("the first entry").
 
 A search is done on a page of results that holds every key word of the query, not on its suggestions; an app
@@ -54,8 +54,17 @@ def _spans(task) -> tuple[str, str]:
     return task.slot("query"), task.slot("spelt")
 
 
+def _flat(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+
+
 def _plain(screen) -> list[str]:
-    return [" ".join(unicodedata.normalize("NFKC", text).lower().split()) for text in screen.texts]
+    return [_flat(text) for text in screen.texts]
+
+
+def _switches(screen) -> list:
+    """Nodes whose mark says what is on; up to Android 10 a switch had a text ON or OFF, too."""
+    return [node for node in getattr(screen, "nodes", ()) if node.cls.endswith("Switch")]
 
 
 def _typing(screen) -> bool:
@@ -150,9 +159,20 @@ def _alarm(task, screens) -> tuple[bool, str]:
     wanted = task.slot("time").lower()
     if now.package != CLOCK or "select time" in texts:
         return False, "no list of alarms in front"
-    states = [next((later for later in texts[place:] if later in ("on", "off")), "off")
-              for place, text in enumerate(texts) if text == wanted]
-    return "on" in states, f"alarm at {wanted} {'on' if 'on' in states else 'off or missing'}"
+    shown = {wanted}
+    if not any(text.endswith((" am", " pm")) for text in texts):  # a clock of 24 hours
+        hour, minutes = re.split("[: ]", wanted)[:2]
+        hour = int(hour) % 12 + 12 * wanted.endswith("pm")
+        shown |= {f"{hour}:{minutes}", f"{hour:02}:{minutes}"}
+    if switches := _switches(now):
+        found = [node for node in now.nodes if shown & {_flat(node.text), _flat(node.desc)}]
+        row = [min(switches, key=lambda switch, at=node.center[1]: abs(switch.center[1] - at)) for node in found]
+        on = any(switch.checked for switch in row)
+    else:
+        states = [next((later for later in texts[place:] if later in ("on", "off")), "off")
+                  for place, text in enumerate(texts) if text in shown]
+        on = "on" in states
+    return on, f"alarm at {wanted} {'on' if on else 'off or missing'}"
 
 
 def _app_settings(task, screens) -> tuple[bool, str]:
@@ -168,6 +188,8 @@ def _switch(screen, label: str) -> str:
     texts = _plain(screen)
     if screen.package != SETTINGS or f"all {label.lower()} notifications" not in texts:
         return ""
+    if switches := _switches(screen):
+        return "on" if switches[0].checked else "off"
     return next((text for text in texts if text in ("on", "off")), "")
 
 

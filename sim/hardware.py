@@ -26,6 +26,7 @@ def properties(serial: str, model: str, seed: int) -> dict[str, str]:
         "ro.build.version.sdk": "30",
         "ro.product.cpu.abi": "x86_64",
         "ro.product.device": "sim_phone",
+        "ro.product.locale": "en-US",
         "ro.product.manufacturer": "DistRL",
         "ro.product.model": model,
         "ro.product.name": "sim_phone",

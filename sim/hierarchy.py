@@ -77,9 +77,7 @@ def hierarchy_xml(screen: Screen, widgets: list[Widget], keyboard: bool) -> str:
     for index, w in enumerate(visible(widgets, keyboard)):
         x0, y0, x1, y1 = w.bounds
         bounds = (max(0, x0), max(STATUS_BAR, y0), min(WIDTH, x1), min(bottom, y1))
-        text = w.text or w.hint
-        if w.kind == "switch" and not text:
-            text = "ON" if w.checked else "OFF"
+        text = "" if w.kind == "switch" else w.text or w.hint  # Android 11: a switch's state is its mark alone
         nodes.append(
             _node(
                 index,

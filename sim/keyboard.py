@@ -3,6 +3,8 @@
     setprop debug.distrl.adbkeyboard 1            # as if ADBKeyBoard were installed
     ime enable ID && ime set ID && am broadcast -a ADB_INPUT_B64 --es msg bmHDr3Zl
 
+A keyboard that was set is bound after a moment, and deaf until then.
+
 Departs from a phone: another input method draws the same keyboard.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +20,12 @@ if TYPE_CHECKING:
 
 LATIN_IME = "com.android.inputmethod.latin/.LatinIME"
 ADB_IME = "com.android.adbkeyboard/.AdbIME"
+BINDING, _UP_AT = 0.15, "debug.distrl.keyboard.up"  # s
 _CURRENT, _ENABLED = "settings.secure/default_input_method", "debug.distrl.adbkeyboard.enabled"
+
+
+def _bound(p: Process) -> bool:
+    return time.monotonic() >= float(p.phone.props.get(_UP_AT, 0.0))
 
 
 def _known(p: Process) -> list[str]:
@@ -38,6 +46,7 @@ def ime(p: Process):
         if name == ADB_IME and props.get(_ENABLED) != "1":
             return p.fail(f"Unknown input method {name} cannot be selected for user #0", 255)
         props[_CURRENT] = name
+        props[_UP_AT] = str(time.monotonic() + BINDING)
         p.out(f"Input method {name} selected for user #0\n")
     else:
         return p.fail(f"Unknown command: {verb}", 255)
@@ -45,7 +54,8 @@ def ime(p: Process):
 
 def broadcast(p: Process, action: str, args: list[str]) -> None:
     """`am broadcast`: the keyboard listens while it is the one that is set."""
-    if action == "ADB_INPUT_B64" and p.phone.props.get(_CURRENT) == ADB_IME and "msg" in args[:-1]:
+    heard = p.phone.props.get(_CURRENT) == ADB_IME and _bound(p)
+    if action == "ADB_INPUT_B64" and heard and "msg" in args[:-1]:
         try:
             p.phone.type_text(base64.b64decode(args[args.index("msg") + 1], validate=True).decode())
         except (binascii.Error, UnicodeDecodeError):
@@ -56,7 +66,9 @@ def broadcast(p: Process, action: str, args: list[str]) -> None:
 def dump_input_method(p: Process) -> str:
     shown = "true" if p.phone.keyboard else "false"
     current = p.phone.props.get(_CURRENT, LATIN_IME)
+    bound = "true" if _bound(p) else "false"
     return (
         f"Input method manager service state:\n  mCurMethodId={current}\n"
-        f"  mShowRequested={shown} mInputShown={shown}\n  mHaveConnection=true mBoundToMethod=true\n"
+        f"  mShowRequested={shown} mInputShown={shown}\n"
+        f"  mCurId={current} mHaveConnection={bound} mBoundToMethod={bound}\n"
     )

@@ -192,7 +192,11 @@ def test_a4_non_ascii_needs_the_keyboard(fake):
         "am broadcast -a ADB_INPUT_B64 --es msg bmHDr3ZlIOS9oOWlvSDwn5iA",
     )}  # fmt: skip
     fake.answers["settings get secure default_input_method"] = b"com.google.android.inputmethod.latin/.Ime\n"
-    fake.answers["dumpsys input_method"] = [b"  mCurMethodId=null\n", b"  mCurId=com.android.adbkeyboard/.AdbIME\n"]
+    fake.answers["dumpsys input_method"] = [
+        b"  mCurMethodId=com.android.adbkeyboard/.AdbIME\n"  # chosen, not bound
+        b"  mCurId=com.google.android.inputmethod.latin/.Ime mHaveConnection=false mBoundToMethod=false\n",
+        b"  mCurId=com.android.adbkeyboard/.AdbIME mHaveConnect=true mBoundToMethod=true\n",  # as Android 8 spells it
+    ]
     fake.commands.clear()
     assert other.type_text("naïve 你好 😀")
     assert fake.commands == [  # it is typed once the keyboard is up
@@ -259,7 +263,7 @@ def test_a13_states():
     listing = (
         "* daemon started successfully\nList of devices attached\nemulator-5554\tdevice\nR58M\toffline\n"
         "192.168.1.5:5555 unauthorized transport_id:2\nX1\tno permissions (user in plugdev group)\n"
-        "Z9 device product:x transport_id:3\n\n"
+        "Z9 device product:x transport_id:3\nadb-39071FDJ-dHvVvs (2)._adb-tls-connect._tcp\tdevice\n\n"
     )
     assert parse_devices(listing) == {
         "emulator-5554": "device",
@@ -267,6 +271,7 @@ def test_a13_states():
         "192.168.1.5:5555": "unauthorized",
         "X1": "no permissions",
         "Z9": "device",
+        "adb-39071FDJ-dHvVvs (2)._adb-tls-connect._tcp": "device",  # the second of that name in the network
     }
 
 
@@ -329,6 +334,9 @@ def test_ui_falls_back_to_a_file_and_stays_there(fake):
     for _ in range(2):
         assert fake.phone.ui().texts == ["x", "low", "d"]
     assert fake.commands == [focus + "/dev/tty", in_file, in_file]
+    other, null = AdbPhone("R58M13", port=fake.port, timeout=5), b"ERROR: null root node returned by UiAutomation."
+    fake.answers[in_file] = [null, DUMP.format("y").encode(), null, null, DUMP.format("z").encode()]
+    assert [other.ui().texts[0], other.ui().texts[0]] == ["y", "z"]  # that passes: the way is fine
     fake.answers[in_file] = fake.answers[focus + "/dev/tty"] = b"ERROR: could not get idle state."
     with pytest.raises(ScreenUnreadable, match="idle state"):
         fake.phone.ui()
@@ -360,6 +368,21 @@ def test_a_black_picture_is_an_error(fake):
     fake.answers["screencap -p"] = stream.getvalue()
     with pytest.raises(ScreenshotError, match="black"):
         fake.phone.screenshot()
+
+
+def test_a_secure_window_of_android_8_or_9_is_no_broken_screenshot(fake):
+    fake.answers["screencap -p"] = bytes(12)
+    with pytest.raises(ScreenUnreadable, match="secure window"):
+        fake.phone.screenshot()
+    assert fake.commands == ["screencap -p"]
+
+
+def test_a_phone_that_refuses_input_says_which_switch_it_needs(fake, tmp_path):
+    refusal = "SecurityException: ... requires INJECT_EVENTS permission"
+    (tmp_path / "input").write_text(f"#!/bin/sh\necho '{refusal}'; exit 255")
+    for act in (lambda: fake.phone.tap(1, 1), fake.phone.unlock):
+        with pytest.raises(AndroidEnvError, match=r"exited with 255.*USB debugging \(Security settings\)"):
+            act()
 
 
 FOCUS = "dumpsys window | grep -E 'mCurrentFocus|mFocusedApp|Lockscreen=|isKeyguardShowing='"

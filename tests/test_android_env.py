@@ -297,6 +297,16 @@ def test_an_outage_truncates_and_the_next_reset_recovers(toy):
     assert "recover" in toy.phone.calls and toy.step(TAP)[4]["success"] is False
 
 
+def test_a_secure_window_ends_the_episode_without_a_verdict_and_is_no_outage(toy):
+    toy.phone.error = ScreenUnreadable("R58M12", "a secure window is in front", "leave it out")
+    *_, reward, terminated, truncated, info = toy.step(TAP)
+    assert (reward, terminated, truncated, info["success"]) == (0.0, False, True, None) and "error" not in info
+    assert "secure window" in info["verdict_reason"]
+    toy.phone.error = None
+    toy.reset()
+    assert "recover" not in toy.phone.calls and toy.step(TAP)[4]["success"] is False
+
+
 def test_reset_undoes_what_the_episode_did(toy):
     toy.step(TAP)
     toy.reset(seed=7, options={"task": TASK})

@@ -88,6 +88,15 @@ def test_a_named_network_phone_is_connected_as_a_run_does(phones, phone, table, 
     assert [p.serial for p in find_devices(given(phones, phone.serial))[0]] == [phone.serial]
 
 
+def test_a_phone_of_another_language_has_a_note(phones, phone, table):
+    phone.shell("setprop persist.sys.locale de-DE")
+    try:
+        code, out = table(given(phones, "all"))
+    finally:
+        phone.shell("setprop persist.sys.locale ''")
+    assert code == 0 and out.count("network, de-DE\n") == 1 and out.count("-> the rule judge reads English alone") == 1
+
+
 def test_a_phone_with_two_serials_is_said(phones, phone, table):
     twin = phone.__class__(phone.serial.replace("127.0.0.1", "localhost"), port=phone.port)
     twin.attach()

@@ -138,7 +138,8 @@ class Model:
     ("- Status: `success`", True),
     ("Status: unsuccessful", False), ("Status: not success", False), ("Status: failure", False),
     ("Status: success or failure?\nIt is not.\nStatus: failure", False),
-    ("Status: success or failure ... Status: failure", False),
+    ("Status: success or failure ... Status: failure", False), ("Status: success|failure. Status: success", True),
+    ("Status: failure, it would be status: success", None), ("Status: success; no. Status: failure", None),
     ("Status: failure\nNo, it is there after all.\nStatus: success", True),
     ("Status: success\nWait.\nStatus: unclear", None), ("Status: success|failure", None),
     ("Status: success\n\nOn a second look it is another city.", None), ("Status: success\nFinal status: failure", None),
@@ -249,6 +250,17 @@ def test_B5_the_servers_delay_is_waited_for_and_others_wait_too(tmp_path):
     assert sum(model.slept) > 44 - 1e-6 and max(model.slept) <= 5  # in slices, with a sign of life before each
     ledger.hold(30)
     assert Ledger(path, clock=lambda: now[0]).reserve("m") == pytest.approx(30)
+
+
+def test_B5_after_a_pause_that_a_server_asked_for_workers_do_not_call_in_the_same_moment(tmp_path):
+    ledger = Ledger(tmp_path / "judge.sqlite", clock=lambda: 1000.0)
+    ledger.hold(44)
+    waits = []
+    for _ in range(8):
+        model = Model(SUCCESS)
+        VisionJudge(JudgeConfig("openai", "m"), ask=model, ledger=ledger, sleep=model.slept.append).ask("?", [])
+        waits.append(sum(model.slept))
+    assert min(waits) >= 44 and max(waits) <= 44 * 1.125 and len(set(waits)) == 8
 
 
 @pytest.mark.parametrize(("kind", "calls"), [

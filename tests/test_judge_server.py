@@ -159,6 +159,14 @@ def test_a_503_and_a_429_are_asked_again_and_then_judged(wire):
     assert outcomes == {"unavailable": 1, "limit": 1, "empty": 1, "answered": 1}
 
 
+def test_options_that_a_newer_model_has_otherwise_are_left_to_it():
+    with JudgeServer(["newer"]) as server:
+        ask_it = client("openai", server.url)
+        for calls in (3, 4):  # it is remembered
+            assert ask_it("?", [PNG], timeout=5.0, temperature=0.0).text == "Status: success"
+            assert len(server.requests) == calls
+
+
 def test_redirects_do_not_carry_the_key_away():
     assert judge_clients.refusal(302, "").kind == "refused"
     assert judge_clients._NoRedirect().redirect_request() is None
@@ -169,6 +177,18 @@ def test_urls_with_and_without_a_path():
         with JudgeServer([SUCCESS]) as server:
             make_client("openai", "m", server.url + path)("?", [], timeout=5.0, temperature=0.0)
             assert server.requests[0].path == "/v1/chat/completions"
+
+
+def test_B16_a_key_with_a_line_end_is_taken_without_and_one_that_cannot_be_sent_is_not_shown(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\r\n")  # of a file from Windows
+    with JudgeServer([SUCCESS]) as server:
+        make_client("openai", "m", server.url)("?", [], timeout=5.0, temperature=0.0)
+        assert server.requests[0].headers["authorization"] == f"Bearer {SECRET}"
+    for bad in (f"{SECRET}\x00x", f"{SECRET}\nx", f"{SECRET}é"):
+        monkeypatch.setitem(os.environ, "OPENAI_API_KEY", bad.replace("\x00", "\x01"))
+        with pytest.raises(MissingClient, match="OPENAI_API_KEY holds a character that no key has") as error:
+            make_client("openai", "m")
+        assert SECRET[:8] not in str(error.value)
 
 
 def test_what_is_missing_is_named(monkeypatch):

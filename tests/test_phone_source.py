@@ -54,6 +54,7 @@ def test_g10_serials_of_every_kind(serial):
         (dict(devices=("-x",)), "'-x' is neither a serial"),
         (dict(devices=("a b",)), "neither a serial"),
         (dict(avd="../x"), "neither a serial"),
+        (dict(devices=("adb-X (2) ; reboot",)), "neither a serial"),
         (dict(devices=("all", "R58M")), "all, or serials"),
         (dict(avd="test", devices=("R58M",)), "leave out --devices"),
         (dict(adb_server=("10.0.0.7",)), "HOST:PORT"),
@@ -142,6 +143,17 @@ def test_what_cannot_be_had_is_one_error(phones, monkeypatch):
     nowhere = SimpleNamespace(host="127.0.0.1", port=1)
     with pytest.raises(UsageError, match="no adb server at 127.0.0.1:1"):
         find_devices(at(nowhere))
+
+
+def test_a_serial_with_the_number_that_adb_gives_the_second_of_a_name_is_one():
+    check_phones(PhoneArgs(devices=("adb-39071FDJG00C1P-dHvVvs (2)._adb-tls-connect._tcp",)))
+
+
+def test_a_phone_of_another_language_is_warned_of_where_rules_judge(phones, phone, capsys):
+    for judge, language, warned in (("rules", "de-DE", 1), ("gemini", "de-DE", 0), ("rules", "", 0)):
+        phone.shell(f"setprop persist.sys.locale '{language}'")
+        with phone_source(at(phones), judge=judge):
+            assert capsys.readouterr().out.count(f"{phone.serial} speaks de-DE: the rule judge reads English") == warned
 
 
 def test_a21_web_tasks_need_a_network_or_leave(phones, capsys, monkeypatch):

@@ -20,6 +20,7 @@ from tasks import (
     parse_task,
     two_sets,
 )
+from ui_state import Node, UiState
 
 LISTS = Path(__file__).parent / "fixtures" / "aitw"
 SPLITS = ("train", "tune", "test")
@@ -361,6 +362,42 @@ def test_done(instruction, screens):
 def test_near_misses_are_not_done(instruction, screens):
     done, reason = parse_task(instruction).is_done(screens)
     assert not done and reason
+
+
+def node(package: str, y: int, text: str, on: bool | None = None) -> Node:
+    """A line of text; with `on`, the switch beside it, higher than it and its mark alone, as since Android 11."""
+    if on is None:
+        return Node(text, text, "", "android.widget.TextView", (40, y + 10, 400, y + 90), True, False, False, package)
+    return Node("", "", "", "android.widget.Switch", (800, y, 900, y + 100), True, False, on, package)
+
+
+def alarms(*rows: tuple[str, bool]) -> UiState:
+    nodes = [node(CLOCK, 200 * i, *row) for i, (time, on) in enumerate(rows) for row in (("", on), (time,))]
+    return UiState(CLOCK, f"{CLOCK}.Main", nodes)
+
+
+@pytest.mark.parametrize(("rows", "done"), [
+    ([("8:30 AM", False), ("10:00\u202fAM", True)], True), ([("10:00 AM", False), ("10:30 AM", True)], False),
+    ([("8:30 AM", True), ("10:00 AM", False)], False), ([("10:00 AM", False), ("10:00 AM", True)], True),
+    ([("08:30", False), ("10:00", True)], True), ([("10:00", False), ("22:00", True)], False), ([], False),
+    ([("10:00 PM", True), ("10:00", True)], False),
+])  # fmt: skip
+def test_an_alarm_is_on_by_the_mark_of_its_switch_on_clocks_of_12_and_24_hours(rows, done):
+    assert parse_task("Set an alarm for 10am").is_done([alarms(*rows)])[0] is done
+
+
+def test_an_alarm_at_noon_and_midnight_on_a_clock_of_24_hours():
+    for said, shown in (("12pm", "12:00"), ("12am", "00:00"), ("7pm", "19:00"), ("7am", "07:00")):
+        assert parse_task(f"Set an alarm for {said}").is_done([alarms((shown, True))])[0], said
+
+
+def test_notifications_are_on_by_the_mark_of_their_switch():
+    def page(on: bool) -> UiState:
+        return UiState(SETTINGS, "", [node(SETTINGS, 300, "", on), node(SETTINGS, 300, "All Maps notifications")])
+
+    off, toggle = "Turn off notifications for the Google Maps app", "Toggle notifications for the Google Maps app"
+    assert parse_task(off).is_done([page(True), page(False)])[0] and not parse_task(off).is_done([page(True)])[0]
+    assert parse_task(toggle).is_done([page(True), page(False)])[0]
 
 
 def test_a_rule_needs_a_screen():
