@@ -29,7 +29,7 @@ Departs from the paper:
 Departs from the authors' code:
 - Their "retrace" starts its product at t, which is V-trace with both clips at 1. Here that is `vtrace`.
 - Real-valued advantages; theirs are 1[A > 0] (`binarise=True`). Entropy is pi's exact entropy; theirs is
-  -log pi of a replayed action. Rewards are used as they are; theirs are `authors_rewards`.
+  -log pi of a replayed action. Rewards are used as they are; theirs are `baselines.authors_rewards`.
 """
 
 import functools
@@ -56,8 +56,9 @@ def _check(mask: Tensor, **tensors: Tensor | float | None) -> None:
         raise ValueError(f"expected tensors of one shape [B, T], got {shapes}")
     for name, x in tensors.items():
         if name in _FLAGS and x is not None and x.dtype != torch.bool:
-            raise ValueError(f"{name} must be torch.bool, got {x.dtype}: pass {name}.bool()")
-        if (high := _LIMITS.get(name)) and not (x is None or isinstance(x, Tensor) or 0 <= x <= high):
+            raise ValueError(f"{name} must be torch.bool, got {x.dtype}: pass torch.as_tensor({name}).bool()")
+        if x is not None and (high := _LIMITS.get(name)) and (
+                (mask & ((x < 0) | (x > high))).any() if isinstance(x, Tensor) else not 0 <= x <= high):
             raise ValueError(f"{name} must be in [0, {high}], got {x}")
 
 
@@ -95,6 +96,15 @@ def _ratios(log_rho, clip, out) -> Tensor:
     return torch.clamp(_as(log_rho, out.dtype), -LOG_RATIO_BOUND, min(LOG_RATIO_BOUND, math.log(clip)), out=out).exp_()
 
 
+def _eagerly(function):
+    """As it is within torch.compile, too, which knows neither memory that views share nor the order of `_scan`."""
+    @functools.wraps(function)
+    def call(*args, **named):
+        return (torch.compiler.disable(function) if torch.compiler.is_compiling() else function)(*args, **named)
+    return call
+
+
+@_eagerly
 def _scan(now: tuple[Tensor, ...], decay: tuple[Tensor, ...], after: tuple[Tensor, ...], scale: float = 1.0) -> None:
     """y_t = x_t + scale d_t y_{t+1}, backwards in time, in the place of x; takes `_steps`.
 
@@ -117,7 +127,7 @@ def _scratch(shape: torch.Size, dtype: torch.dtype, device: torch.device, ahead:
     """What `_targets` works in: td, c and decay [B, T], td and decay as integers, two flags, `_steps` of td and decay.
 
     Kept from call to call, for each thread: making the columns takes longer than the scan. A step's decay starts
-    as its own c, or, `ahead`, the next step's: the same memory, one further.
+    as its own c, or, `ahead`, the next step's: the same memory, one further. Small ones only.
     """
     dtype, size = _accurate(torch.empty(0, dtype=dtype)).dtype, shape.numel()
     integer = _INTEGER[dtype]
@@ -128,6 +138,7 @@ def _scratch(shape: torch.Size, dtype: torch.dtype, device: torch.device, ahead:
         return td, c, decay, td.view(integer), decay.view(integer), keep, live, _steps(td, decay)
 
 
+@_eagerly
 def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask, gamma, lam, rho_clip, c_clip,
              retrace: bool) -> Tensor:
     """V + the discounted sum of corrected td errors, [B, T]: the two targets differ in a few lines."""
@@ -135,7 +146,8 @@ def _targets(rewards, values, next_values, log_rho, terminated, truncated, mask,
            terminated=terminated, truncated=truncated, gamma=gamma, lam=lam)
     if not (rho_clip > 0 and c_clip > 0):
         raise ValueError(f"rho_clip and c_clip must be above 0, got {rho_clip} and {c_clip}")
-    td, c, decay, td_bits, decay_bits, keep, live, steps = _scratch(
+    kept = mask.numel() <= 2**17 and mask.shape[1] <= 2**10 and type(mask) is Tensor  # no FakeTensor
+    td, c, decay, td_bits, decay_bits, keep, live, steps = (_scratch if kept else _scratch.__wrapped__)(
         mask.shape, values.dtype, mask.device, retrace, threading.get_ident())
     with torch.inference_mode():  # cheaper calls; `clone`, outside, makes an ordinary tensor again
         keep.copy_(mask)
@@ -192,8 +204,7 @@ def vtrace(*, rewards: Tensor, values: Tensor, next_values: Tensor, log_rho: Ten
 
 
 @torch.no_grad()
-def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
-                       ends: Tensor | None = None) -> Tensor:
+def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor, ends: Tensor | None = None) -> Tensor:
     """Monte-Carlo returns G_t = r_t + gamma G_{t+1}, [B, T], without bootstrap.
 
     `ends` [B, T] (terminated | truncated) is needed only where several trajectories share a row. The label of
@@ -210,13 +221,6 @@ def discounted_returns(*, rewards: Tensor, mask: Tensor, gamma: float | Tensor,
 
 
 @torch.no_grad()
-def authors_rewards(*, rewards: Tensor, mask: Tensor, gamma: float, step_cost: float = 0.05) -> Tensor:
-    """The authors' reward r_t + G_t - step_cost, [B, T]: it counts success twice. Only to reproduce them."""
-    returns = discounted_returns(rewards=rewards, mask=mask, gamma=gamma)
-    return (rewards + returns - step_cost).masked_fill(~mask, 0.0)
-
-
-@torch.no_grad()
 def td_errors(*, rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, mask: Tensor,
               gamma: float | Tensor) -> Tensor:
     """td_t = r_t + gamma V(s_{t+1}) - V(s_t), [B, T]; 0 outside the mask."""
@@ -225,8 +229,7 @@ def td_errors(*, rewards: Tensor, values: Tensor, next_values: Tensor, terminate
     live = (~terminated).to(_INTEGER[td.dtype])
     _td(rewards, values, next_values, live, gamma, td, td.view(live.dtype)).masked_fill_(~mask, 0.0)
     if not math.isfinite(td.sum()):
-        next_values = next_values.masked_fill(terminated, 0.0)
-        _refuse(mask, rewards=rewards, values=values, next_values=next_values, gamma=gamma)
+        _refuse(mask, rewards=rewards, values=values, next_values=next_values.masked_fill(terminated, 0.0), gamma=gamma)
     return td
 
 
@@ -261,9 +264,9 @@ def normalise_advantages(*, advantage: Tensor, mask: Tensor, clip: float = 3.0, 
     _check(mask, advantage=advantage, clip=clip, negative_scale=negative_scale)
     advantage = _accurate(advantage)
     valid = advantage[mask]
-    if not math.isfinite(valid.sum()):
-        _refuse(mask, advantage=advantage)
     deviation = (valid.square().mean() if mean_square is None else mean_square).sqrt()
+    if len(valid) and not math.isfinite(deviation + valid.sum()):
+        _refuse(mask, advantage=advantage)
     scaled = (advantage / (deviation + eps)).clamp(-clip, clip)
     return torch.where(scaled < 0, negative_scale * scaled, scaled).masked_fill(~mask, 0.0)
 
@@ -316,8 +319,7 @@ def actor_loss(*, logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, 
         _refuse(mask, logprob=logprob.detach(), behavior_logprob=behavior_logprob,
                 advantage=advantage.detach(), entropy=entropy.detach())
     metrics = {
-        "policy_loss": policy_loss, "entropy": mean_entropy,
-        "invalid_penalty": invalid_coef * (weight * bad).mean(),
+        "policy_loss": policy_loss, "entropy": mean_entropy, "invalid_penalty": invalid_coef * (weight * bad).mean(),
         "rho_mean": rho.mean(), "rho_max": rho.max(), "rho_clipfrac": (rho > rho_clip).float().mean(),
         "ess": rho.sum().square() / rho.square().sum() / len(rho), "trust_dropped": dropped.float().mean(),
     }
@@ -329,8 +331,7 @@ def step_values(logits: Tensor) -> Tensor:
     return torch.sigmoid(logits.amin(-1))  # sigmoid is monotone: the min of the logits first
 
 
-def value_loss(*, logits: Tensor, targets: Tensor, mask: Tensor,
-               soft: bool = False) -> tuple[Tensor, dict[str, float]]:
+def value_loss(*, logits: Tensor, targets: Tensor, mask: Tensor, soft: bool = False) -> tuple[Tensor, dict[str, float]]:
     """Binary cross-entropy of V_step, mean over valid steps and both heads. logits [B, T, 2], targets [B, T].
 
     soft=False: the label is 1[target > 0] (paper and code, with Monte-Carlo returns as targets).
@@ -393,8 +394,7 @@ def trajectory_priorities(*, td_error: Tensor, rho: Tensor, entropy: Tensor, mas
     """
     _check(mask, td_error=td_error, rho=rho, entropy=entropy, rho_clip=rho_clip)
     td_error, rho, entropy = _accurate(td_error), _accurate(rho), _accurate(entropy)
-    score = w_td * td_error.abs() + w_rho * rho.clamp(max=rho_clip) + w_entropy * entropy
-    score = score.masked_fill(~mask, 0.0)
+    score = (w_td * td_error.abs() + w_rho * rho.clamp(max=rho_clip) + w_entropy * entropy).masked_fill(~mask, 0.0)
     if not math.isfinite(score.sum()):
         _refuse(mask, td_error=td_error, rho=rho, entropy=entropy)
     return score.sum(1) / mask.sum(1).clamp(min=1)

@@ -52,7 +52,7 @@ def digirl_advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, t
     """
     step = dict(values=values, next_values=next_values, terminated=terminated, mask=mask, gamma=1.0)
     if not published:
-        return aride.td_errors(rewards=aride.authors_rewards(rewards=rewards, mask=mask, gamma=gamma), **step)
+        return aride.td_errors(rewards=authors_rewards(rewards=rewards, mask=mask, gamma=gamma), **step)
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     td = aride.td_errors(rewards=rewards, **step)
@@ -63,10 +63,18 @@ def digirl_advantages(*, rewards: Tensor, values: Tensor, next_values: Tensor, t
 
 
 @torch.no_grad()
+def authors_rewards(*, rewards: Tensor, mask: Tensor, gamma: float, step_cost: float = 0.05) -> Tensor:
+    """The authors' reward r_t + G_t - step_cost, [B, T]: it counts success twice. Only to reproduce them."""
+    returns = aride.discounted_returns(rewards=rewards, mask=mask, gamma=gamma)
+    return (rewards + returns - step_cost).masked_fill(~mask, 0.0)
+
+
+@torch.no_grad()
 def outcome_advantages(*, rewards: Tensor, mask: Tensor) -> Tensor:
     """Filtered cloning's: each step has its trajectory's undiscounted return R, [B, T]; 0 outside the mask."""
     returns = aride.discounted_returns(rewards=rewards, mask=mask, gamma=1.0)  # checks them; padded on either side
-    return rewards.masked_fill(~mask, 0.0).sum(1, keepdim=True).expand_as(returns).masked_fill(~mask, 0.0)
+    total = rewards.to(returns.dtype).masked_fill(~mask, 0.0).sum(1, keepdim=True)
+    return total.expand_as(returns).masked_fill(~mask, 0.0)
 
 
 def _cloning_loss(*, logprob: Tensor, behavior_logprob: Tensor, advantage: Tensor, entropy: Tensor, invalid: Tensor,
@@ -78,7 +86,7 @@ def _cloning_loss(*, logprob: Tensor, behavior_logprob: Tensor, advantage: Tenso
             logprob=logprob, behavior_logprob=behavior_logprob, advantage=advantage, entropy=entropy, invalid=invalid,
             mask=mask, entropy_coef=0.0, invalid_coef=0.0, rho_clip=rho_clip)
     cloned = advantage[mask] > 0  # [N]
-    loss = -(logprob[mask].float() * cloned).mean()
+    loss = -(aride._accurate(logprob[mask]) * cloned).mean()
     return loss, metrics | {"policy_loss": float(loss.detach()), "cloned": float(cloned.float().mean())}
 
 

@@ -216,7 +216,8 @@ class Journal:
             raise ValueError(f"reward is {reward}: a trajectory's return must be finite")
         verdict = None if success is None else int(bool(success))
         changes = {"success": verdict, "reward": float(reward)}
-        rest = {"reason": reason if reason is None else _text(reason), "length": length, "data": data}
+        rest = {"reason": reason if reason is None else _text(reason), "data": data,
+                "length": length if length is None else int(length)}  # fmt: skip
         changes |= {name: value for name, value in rest.items() if value is not None}
         columns = ", ".join(f"{name} = ?" for name in changes)
         _, cursor = self._run(f"UPDATE trajectories SET {columns} WHERE id = ?", (*changes.values(), int(id)))
@@ -230,8 +231,8 @@ class Journal:
             self._run("CREATE TABLE IF NOT EXISTS learnt (id INTEGER PRIMARY KEY, updates INTEGER, data TEXT)")
             self._run("BEGIN IMMEDIATE")
             try:
-                for row in rows:
-                    self._run("INSERT OR REPLACE INTO learnt VALUES (?, ?, ?)", row)
+                for id, updates, data in rows:
+                    self._run("INSERT OR REPLACE INTO learnt VALUES (?, ?, ?)", (int(id), int(updates), data))
                 self._run("COMMIT")
             except BaseException:
                 if self._db.in_transaction:  # a full disk has ended it already

@@ -41,6 +41,7 @@ import baselines
 from checkpoints import refuse_another
 from critics import StepCritic, TrajectoryCritic, last_two_screens
 from devices import put
+from lora import adapters
 from policy import AutoUIPolicy
 from replay import PrioritizedReplay, Trajectory, pad_batch
 
@@ -66,7 +67,7 @@ class Learner:
         self.trajectory_critic = TrajectoryCritic(policy.codec, seed=seed, encoder=text_encoder)
         # One step of this layer moves the code of every screen at once, and the skills of all tasks with it. A layer
         # that has been made at random has no such skills, and must learn.
-        policy.network.image_dense.requires_grad_(policy.fresh_images)
+        policy.network.image_dense.requires_grad_(policy.fresh_images and not adapters(policy.network))
         trained = [p for p in policy.parameters() if p.requires_grad]
         self.policy_optimizer = torch.optim.Adam(trained, lr=config.learning_rate, betas=(0.9, 0.99), fused=True)
         critics = [*self.critic.parameters(), *self.trajectory_critic.parameters()]

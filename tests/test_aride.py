@@ -8,6 +8,7 @@ import torch
 from alone import run_alone
 
 import aride
+from baselines import authors_rewards
 
 
 def t(x, dtype=torch.float32):
@@ -159,7 +160,7 @@ def test_on_policy_with_lambda_1_is_the_n_step_return_and_c18_counts_the_reward_
     for f in (aride.retrace, aride.vtrace):
         close(f(**arguments), t([[0.25, 0.5, 1.0]]))
     close(aride.discounted_returns(rewards=rewards, mask=always(rewards), gamma=0.5), t([[0.25, 0.5, 1.0]]))
-    shaped = aride.authors_rewards(rewards=rewards, mask=always(rewards), gamma=0.5, step_cost=0.05)
+    shaped = authors_rewards(rewards=rewards, mask=always(rewards), gamma=0.5, step_cost=0.05)
     close(shaped, t([[0.2, 0.45, 1.95]]))
 
 

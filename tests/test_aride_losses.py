@@ -7,6 +7,7 @@ import torch
 from test_aride import actor, always, cast, close, never, t
 
 import aride
+from baselines import authors_rewards
 
 # ---- the actor's loss
 
@@ -130,6 +131,8 @@ def test_normalise_advantages():
     close(aride.normalise_advantages(advantage=advantage, mask=mask, eps=0), t([[3 / rms, -4 / rms, 0]]))
     got = aride.normalise_advantages(advantage=advantage, mask=mask, clip=1.0, negative_scale=0.3, eps=0)
     close(got, t([[3 / rms, -0.3, 0]]))
+    with pytest.raises(ValueError, match="overflows torch.float32"):  # not a 0 in silence
+        aride.normalise_advantages(advantage=t([[1e20, -1e20]]), mask=torch.ones(1, 2, dtype=torch.bool))
     shifted = aride.normalise_advantages(advantage=t([[1.0, 1.1]]), mask=torch.ones(1, 2, dtype=torch.bool))
     assert (shifted > 0).all()  # not centred: what was good stays good
     assert (aride.normalise_advantages(advantage=0 * advantage, mask=mask) == 0).all()
@@ -282,7 +285,7 @@ def test_c17_double_softmax_and_the_step_cost_is_an_argument():
     got = aride.trajectory_value_loss(logits=logits[:, 1] - logits[:, 0], outcomes=torch.tensor([True]))[0]
     assert float(got) == pytest.approx(0.126928, abs=1e-6)
     for cost in (0.0, 0.05, 1.0):
-        shaped = aride.authors_rewards(rewards=t([[0.0, 1.0]]), mask=always(t([[0.0, 1]])), gamma=0.5, step_cost=cost)
+        shaped = authors_rewards(rewards=t([[0.0, 1.0]]), mask=always(t([[0.0, 1]])), gamma=0.5, step_cost=cost)
         close(shaped, t([[0.5 - cost, 2.0 - cost]]))
 
 

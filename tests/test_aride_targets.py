@@ -2,13 +2,19 @@
 
 import inspect
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from test_aride import actor, always, batch, cast, close, never, t
+from torch._subclasses import FakeTensorMode
 
 import aride
+from baselines import authors_rewards
 
 # ---- ends of trajectories, padding
 
@@ -176,7 +182,7 @@ def test_vtrace_clips_weight_and_product_apart():
 def test_c20_every_argument_of_every_function_is_given_by_its_name():
     public = {name: f for name, f in inspect.getmembers(aride, inspect.isfunction)
               if f.__module__ == "aride" and not name.startswith("_") and name != "step_values"}
-    assert len(public) >= 12 and {"retrace", "actor_loss", "value_loss", "trajectory_priorities"} <= public.keys()
+    assert len(public) >= 11 and {"retrace", "actor_loss", "value_loss", "trajectory_priorities"} <= public.keys()
     for name, f in public.items():
         kinds = {p.kind for p in inspect.signature(f).parameters.values()}
         assert kinds == {inspect.Parameter.KEYWORD_ONLY}, name
@@ -184,7 +190,7 @@ def test_c20_every_argument_of_every_function_is_given_by_its_name():
 
 def test_c20_boolean_masks_and_shapes_in_the_error():
     arguments = batch()
-    with pytest.raises(ValueError, match="mask must be torch.bool, got torch.float32: pass mask.bool"):
+    with pytest.raises(ValueError, match="mask must be torch.bool, got torch.float32: pass torch.as_tensor.mask..bool"):
         aride.retrace(**arguments | {"mask": arguments["mask"].float()})
     with pytest.raises(ValueError, match="terminated must be torch.bool"):
         aride.vtrace(**arguments | {"terminated": arguments["terminated"].int()})
@@ -236,6 +242,36 @@ def test_masked_infinities_are_harmless_wherever_they_stand(at):
             assert torch.equal(f(**arguments | {at: arguments[at].masked_fill(~arguments["mask"], bad)}), want)
 
 
+COMPILED = """
+import torch, aride
+torch.set_num_threads(1)
+z, e, m = torch.zeros(1, 4), torch.tensor([[False, False, False, True]]), torch.ones(1, 4, dtype=torch.bool)
+step = dict(values=z, next_values=z, log_rho=z, terminated=e, mask=m, gamma=.5, lam=1.)
+for f in (lambda r: 2 * aride.retrace(rewards=r, **step), lambda r: 2 * aride.vtrace(rewards=r, **step),
+          lambda r: 2 * aride.discounted_returns(rewards=r, mask=m, gamma=.5)):
+    r = torch.tensor([[0., 0., 0., 1.]])
+    assert torch.equal(torch.compile(f, backend="aot_eager")(r), f(r)), f(r)
+    assert f(r).tolist() == [[.25, .5, 1., 2.]]
+"""
+
+
+def test_the_scan_is_kept_out_of_torch_compile():
+    """Which would run its steps on the columns as they were: [0, 0, .5, 1] in the place of [.125, .25, .5, 1]."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=300, cwd=Path(aride.__file__).parent)
+
+
+def test_the_workspace_that_is_kept_is_small_and_of_real_tensors():
+    aride._scratch.cache_clear()
+    with FakeTensorMode(), suppress(Exception):
+        aride.retrace(**batch(B=2, T=3, lengths=[3, 3]))
+    for B, T in ((2, 2000), (2000, 100)):
+        aride.retrace(**batch(B=B, T=T, lengths=[T] * B))
+    assert aride._scratch.cache_info().currsize == 0
+    for _ in range(2):
+        aride.retrace(**batch(B=2, T=3, lengths=[3, 3]))
+    assert aride._scratch.cache_info().currsize == 1
+
+
 def test_gamma_and_lam_are_checked_and_named():
     arguments = batch(B=2, T=3, lengths=[3, 3])
     for changes in ({"gamma": 1.1}, {"gamma": math.nan}, {"lam": -0.1}, {"lam": 2.0}):
@@ -243,6 +279,12 @@ def test_gamma_and_lam_are_checked_and_named():
             aride.retrace(**arguments | changes)
     with pytest.raises(ValueError, match=r"gamma \(3,\)"):
         aride.vtrace(**arguments | {"gamma": torch.full((3,), 0.9)})
+    for beyond in (1.5, -0.5, math.inf):  # one a step, too; what is under the mask does not count
+        gamma, mask = torch.tensor([[0.9, 0.9, beyond], [0.9] * 3]), arguments["mask"].clone()
+        with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got tensor"):
+            aride.retrace(**arguments | {"gamma": gamma})
+        mask[0, 2] = False
+        aride.retrace(**arguments | {"gamma": gamma, "mask": mask})
     with pytest.raises(ValueError, match=r"gamma \(2, 3\) has 6 NaN"):
         aride.vtrace(**arguments | {"gamma": torch.full((2, 3), math.nan)})
     bad = torch.tensor([[0.9, math.nan, 0.9], [0.9] * 3])
@@ -254,7 +296,7 @@ def test_gamma_and_lam_are_checked_and_named():
     step = {k: arguments[k] for k in ("rewards", "values", "next_values", "terminated", "mask", "gamma")}
     returns = {"rewards": step["rewards"], "mask": step["mask"]}
     for gamma in (1.1, -0.1, math.nan):
-        for f, given in ((aride.discounted_returns, returns), (aride.authors_rewards, returns), (aride.td_errors, step),
+        for f, given in ((aride.discounted_returns, returns), (authors_rewards, returns), (aride.td_errors, step),
                          (aride.advantages, step | {"targets": step["values"]})):
             with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got"):
                 f(**given | {"gamma": gamma})

@@ -117,6 +117,14 @@ def test_cloning_by_hand_and_its_gradient(loss):
     assert metrics["policy_loss"] == pytest.approx(float(value.detach()))
 
 
+def test_cloning_computes_in_the_precision_given_and_never_in_half():
+    double = {name: x.detach().double() for name, x in actions().items() if name in ("logprob", "advantage")}
+    assert baselines.digirl_loss(**actions(**double))[0].dtype == torch.float64
+    half = torch.tensor([[0.3, 256.0, 1.0, 1.0]]).bfloat16()
+    found = baselines.outcome_advantages(rewards=half, mask=torch.ones(1, 4, dtype=torch.bool))
+    assert found.dtype == torch.float32 and found[0, 0] == half.double().sum().float()
+
+
 @pytest.mark.parametrize("loss", [baselines.digirl_loss, baselines.filtered_bc_loss])
 def test_cloning_weighs_no_ratio_and_has_no_other_term(loss):
     value = float(loss(**actions())[0].detach())

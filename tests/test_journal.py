@@ -69,6 +69,14 @@ def test_reward_must_be_finite(tmp_path, reward):
         assert journal.count() == 0
 
 
+def test_numpy_numbers_are_written_as_numbers(tmp_path):
+    with Journal(tmp_path / "j.sqlite") as journal:
+        id = journal.append(**FIELDS)
+        journal.set_verdict(np.int64(id), np.bool_(True), np.float32(1.0), length=np.int64(2))
+        journal.note_learnt([(np.int64(id), np.int32(7), "{}")])
+        assert journal.get(id).length == 2 and journal.learnt() == {id: (7, "{}")}
+
+
 def test_rows_spans_pages_and_sees_what_comes_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr("journal.PAGE", 3)
     with Journal(tmp_path / "j") as journal:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from test_tokenizer import PROMPTS
 
+from args import AlgorithmArgs
 from autoui import FEATURE_DIM, initialize
+from learner import Learner
 from lora import Receiver, adapters, add_lora, changed_base
 from policy import AutoUIPolicy
 from shared_weights import SharedWeights
@@ -74,6 +76,17 @@ def test_fresh_adapters_change_nothing_and_training_moves_them_alone():
     again = small()
     add_lora(again, 3, seed=1)  # repeatable, whatever was drawn before
     assert all(torch.equal(p, before[name]) for name, p in again.named_parameters())
+
+
+def test_image_layers_that_were_fresh_are_not_trained_beside_adapters():
+    """Actors would not get them: they have the file's."""
+    pytest.importorskip("peft")
+    policy = small()
+    policy.fresh_images = True
+    add_lora(policy, 3)
+    learner = Learner(policy, AlgorithmArgs())
+    trained = {id(p) for p in learner.policy_optimizer.param_groups[0]["params"]}
+    assert trained == {id(p) for p in adapters(policy.network)}
 
 
 def test_our_arithmetic_is_pefts():

@@ -1,5 +1,7 @@
 """replay.py: trajectories as bytes and in batches; the file alone. Names give the case of the fault."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +93,32 @@ def test_d16_scalar_types():
     (dict(token_ids=[1, 2, 3], logprobs=[-np.inf, -1.0, -1.0]), "action 0's log-probs"),
     (dict(actions=["a", None, "c"]), "must be str, got None"),
     (dict(info={"image": np.zeros(3)}), "info must be JSON-able"),
+    (dict(policy_version=[1, 2.5, 3]), r"policy_version must be of int64, got \[1.0, 2.5, 3.0\]"),
+    (dict(invalid=["False", "0", ""]), "invalid must be of bool"),
+    (dict(invalid=[0, 0.3, 1]), "invalid must be of bool"),
+    (dict(rewards=np.array([1j, 1, 1])), "rewards must be of float32"),
+    (dict(rewards=["1", "0", "0"]), "rewards must be of float32"),
+    (dict(terminated="False"), "terminated must be True or False, got 'False'"),
+    (dict(truncated=None), "truncated must be True or False, got None"),
     (dict(success="failure"), "success must be True, False or None, got 'failure'"),
     (dict(success=float("nan")), "success must be True, False or None, got nan"),
 ])
 def test_bad_trajectories_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         trajectory(**change)
+
+
+def test_a_trajectory_has_arrays_of_its_own():
+    """The caller may play the next episode into the same buffers."""
+    buffers = dict(features=np.ones((4, 8), np.float16), rewards=np.ones(3, np.float32), invalid=np.zeros(3, bool),
+                   policy_version=np.ones(3, np.int64))  # fmt: skip
+    logprobs, ids = np.full(1, -1.0, np.float32), np.array([7], np.int32)
+    one = trajectory(**buffers, logprobs=[logprobs] * 3, token_ids=[ids] * 3, info={"of": {1: (2, 3)}})
+    before = one.to_bytes()
+    for buffer in (*buffers.values(), logprobs, ids):
+        buffer[:] = 1 - buffer.astype(int)
+    assert one.to_bytes() == before and one.return_ == 3.0
+    assert Trajectory.from_bytes(before).info == one.info == {"of": {"1": [2, 3]}}
 
 
 def test_damaged_bytes_are_refused():
@@ -114,6 +136,12 @@ def test_damaged_bytes_are_refused():
             assert "are not a trajectory" in str(error)
     with pytest.raises(ValueError, match="not a trajectory"):
         Trajectory.from_bytes(b"\x80\x04\x95 a pickle")
+    huge, buffer = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)})
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("features.npy", huge.getvalue())
+    with pytest.raises(ValueError, match="not a trajectory"):
+        Trajectory.from_bytes(buffer.getvalue())
 
 
 def test_damaged_headers_of_large_members_are_refused():
