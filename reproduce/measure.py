@@ -74,10 +74,15 @@ def chance(runs: Sequence[Done], *path: str) -> float:
     return 196 * math.sqrt(statistics.mean(shares) / sum(counts))
 
 
+def by_seed(runs: Sequence[Done], *path: str) -> dict[int, float]:
+    """{seed: the success rate at this place of the results, in %}: the mean of the seed's runs."""
+    seeds = dict.fromkeys(run.seed for run in runs)
+    return {seed: statistics.mean(run.percent(*path) for run in runs if run.seed == seed) for seed in seeds}
+
+
 def over(runs: Sequence[Done], *path: str) -> Number:
     """The success rate at this place of the results, over seeds, in %."""
-    groups = [[run.percent(*path) for run in runs if run.seed == seed] for seed in dict.fromkeys(r.seed for r in runs)]
-    return number([statistics.mean(group) for group in groups], chance(runs, *path), most=100.0)
+    return number(list(by_seed(runs, *path).values()), chance(runs, *path), most=100.0)
 
 
 def rate(runs: Sequence[Done], *path: str) -> str:
@@ -107,17 +112,16 @@ def difference(runs: Sequence[Done], others: Sequence[Done], *path: str) -> str:
     """Greedy success on all held-out tasks, or at another place of the results, in points, of `runs` minus that of
     `others`, seed by seed, with its interval; "within noise" where that holds 0; n where one of them has more seeds."""
     path = path or HELD_OUT
-    theirs = {run.seed: run for run in others}
-    pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
-    rates = [[run.percent(*path) for run in pair] for pair in pairs]
-    least = chance(sum(pairs, ()), *path) * math.sqrt(2)  # each has half of the verdicts
-    found = number([one - other for one, other in rates], least)
+    ours, theirs = by_seed(runs, *path), by_seed(others, *path)
+    both = [run for run in (*runs, *others) if run.seed in ours and run.seed in theirs]
+    least = chance(both, *path) * math.sqrt(2)  # each has half of the verdicts
+    found = number([ours[seed] - theirs[seed] for seed in ours if seed in theirs], least)
     if not found.n:
         return "-"
     if found.n < 3:
         return f"{found.mean:+.1f}, {'2 seeds' if found.n == 2 else 'one seed'}: no claim"
     low, high = found.mean - found.half, found.mean + found.half
-    fewer = f", n {found.n}" if found.n < max(len(runs), len(others)) else ""
+    fewer = f", n {found.n}" if found.n < max(len(ours), len(theirs)) else ""
     return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{', within noise' if low <= 0 <= high else ''}{fewer}"
 
 

@@ -118,6 +118,17 @@ def test_differences_are_taken_seed_by_seed_and_noise_is_called_noise(scripts, r
     assert plot.difference(done["aride"], done["digirl_sync"]) == "+20.0 [-0.7, +40.7], within noise"
 
 
+def test_runs_of_one_seed_count_as_one_in_a_difference_too(scripts, runs):
+    _, plot = scripts
+    done = plot.finished(runs / "runs" / "full", ["digirl_sync", "aride"])
+    two, others = done["aride"][:2], done["digirl_sync"][:2]  # 20, 23 ahead
+    twice = [*two, plot.Done(**vars(two[0]) | {"results": two[1].results})]  # seed 1 once more
+    assert plot.difference(two, others) == plot.difference(others, two).replace("-", "+") == "+21.5, 2 seeds: no claim"
+    rates = [run.percent("greedy", "final") for run in (*two, *others)]
+    wanted = ((rates[0] + rates[1]) / 2 - rates[2] + rates[1] - rates[3]) / 2
+    assert plot.difference(twice, others) == f"{wanted:+.1f}, 2 seeds: no claim"
+
+
 def test_what_a_page_claims_is_a_difference_seed_by_seed(scripts, runs):
     _, plot = scripts
     done = plot.finished(runs / "runs" / "full", ["aride", "digirl_sync"])  # 80, 84, 82 and 60, 61, 65
@@ -150,7 +161,7 @@ def test_flips_are_each_methods_however_many_seeds_it_has(scripts, runs):
     for run in done["aride"]:
         run.results["card"]["flips"]["share"] = 0.4
     done["digirl_sync"] = done["digirl_sync"][:1]  # at .1
-    assert "; 25% of verdicts flip between repeats" in plot.provenance(done, "full")
+    assert "; 25% of verdicts, greedy and sampled, flip between repeats" in plot.provenance(done, "full")
 
 
 def test_training_success_is_the_last_100_episodes_up_to_the_deadline(scripts, runs):
@@ -184,7 +195,7 @@ def test_efficiency_is_the_time_to_the_synchronous_digirls_last_success(scripts,
     label = "A-RIDE, asynchronous (DistRL)"
     mean = 100 * done["aride"][0].mean_success()
     assert cells(text, label) == ["1000.0", "4.9", "3 of 3", "2.0x", f"{mean:.1f}", "100.0", "10.0", "7.0", "82.0",
-                                  "85.0", "77.0", "", "3", "770 to 800", "78.5"]  # fmt: skip
+                                  "85.0", "77.0", "", "", "", "3", "770 to 800", "78.5"]  # fmt: skip
     assert cells(text, "DigiRL, synchronous")[11] == "+20.0 [+12.5, +27.5]"
     done["aride"][1].outcomes = done["digirl_sync"][0].outcomes[:900]  # ends at 0.45
     assert cells(plot.efficiency(done)[0], label)[1:4] == ["4.9", "2 of 3", "-"]
