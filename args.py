@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -272,9 +273,14 @@ def resumed(args: Args) -> Args:
     """
     folder, budget, check = args.run.resume, args.judge.max_judge_calls, args.phones.check
     args = read_args(folder, Args)
+    given = [word.partition("=")[0].replace("_", "-") for word in sys.argv[1:] if word.startswith("--")]
+    if other := [flag for flag in given if flag not in ("--resume", "--check", "--max-judge-calls")]:
+        raise UsageError(f"--resume {folder} goes on with the run's own flags: leave out {' '.join(other)}")
+    if (folder / "results.json").is_file() and not (args.run.eval or check):
+        raise UsageError(f"--resume {folder}: the run is over: --eval {folder}, or --policy {folder} to train on")
     if args.run.eval and not check:
         raise UsageError(f"--resume {folder}: an evaluation is not resumed: begin it again with --eval {args.run.eval}")
-    if budget or any(word.replace("_", "-").startswith("--max-judge-calls") for word in sys.argv[1:]):
+    if budget or "--max-judge-calls" in given:
         if 0 < budget < args.judge.max_judge_calls:
             had = args.judge.max_judge_calls
             raise UsageError(f"--max-judge-calls {budget}: the run has {had}: give more, or 0: no limit")
@@ -296,6 +302,8 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
     if not args.run.resume:  # else it was, with the defaults of then
         check_phones(args.phones)
     flags = {name: value for group in vars(args).values() for name, value in vars(group).items()}
+    if re.search(r"[/\\\0]", args.run.exp_name) or len(args.run.exp_name) > 100:
+        raise UsageError(f"--exp-name {args.run.exp_name!r}: a name of at most 100 characters without / is needed")
     check_range(flags, "num_workers workers_per_node eval_episodes horizon publish_every batch_trajectories", 1)
     check_range(flags, "replay_capacity", args.tasks.horizon or 20)  # the longest trajectory must fit
     check_range(flags, "dialogs failed_loads slow_loads gamma retrace_lambda negative_scale priority_alpha", 0, 1)
@@ -305,10 +313,9 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
     check_range(flags, "latency total_trajectories eval_every max_staleness learning_rate", 0)
     check_range(flags, "train_minutes rho_clip ratio_trust", 0, math.inf)
     check_range(flags, "updates_per_trajectory learning_starts critic_warmup lora eval_train", 0)
-    check_range(flags, "entropy_coef invalid_coef priority_weights", 0)
+    check_range(flags, "entropy_coef invalid_coef priority_weights judge_rpm max_judge_calls", 0)
     check_range(flags, "judge_votes eval_repeats", 1)
     check_range(flags, "top_quantile", 0.001, 1)
-    check_range(flags, "judge_rpm max_judge_calls", 0)
     judge_config(args.judge)
     if args.phones.ray_address and not alone(args):
         from ray_pool import check_ray
@@ -325,7 +332,9 @@ def check_flags(args: Args) -> tuple[list[Task], list[Task]]:
         train, test = [], []
     else:
         number = args.tasks.eval_episodes
-        train = read_tasks("--tasks", args.tasks.tasks, args) or generate_tasks("train", 8000, args.run.seed)
+        alone_policy = args.run.eval and not folder_of(args.run.eval)  # nobody says what it was trained on
+        train = read_tasks("--tasks", args.tasks.tasks, args)
+        train = train or ([] if alone_policy else generate_tasks("train", 8000, args.run.seed))
         test = read_tasks("--eval-tasks", args.tasks.eval_tasks, args) or generate_tasks("test", number)
         test = [test[i % len(test)] for i in range(number)]
     if args.run.resume:

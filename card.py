@@ -1,6 +1,6 @@
 """The evaluation card: how a run's numbers came about, so that others can tell what they may be compared with.
 
-    start = at_start(policy_path)                        # code, commit, policy, load: as they are before anything runs
+    start = at_start(policy_path, journal_path, train, test)   # code, commit, policy, load: before anything runs
     card = evaluation_card(args, judge, train_tasks, eval_tasks, final_rows, policy, start)
 
 Two numbers may be compared when their cards agree in all but what is asked about: `reproduce/plot.py` warns where code,
@@ -22,14 +22,32 @@ from functools import cache
 from pathlib import Path
 
 from judge_clients import without_keys
+from run_folder import UsageError
 from tasks import Task
 
 ROOT = Path(__file__).resolve().parent
 
 
-def at_start(policy: Path) -> dict:
-    """What may be another thing at the run's end: for `evaluation_card`. `policy`: the file or folder to start from."""
-    return {"code_sha256": code_hash(), "git_commit": git_commit(), "policy_sha256": files_hash(policy), "load": load()}
+def at_start(policy: Path, journal: Path, train: Sequence[Task], test: Sequence[Task]) -> dict:
+    """What may be another thing at the run's end, as it was when its first session began: for `evaluation_card`.
+
+    `policy`: the file or folder to start from. Kept in the run's journal; the code of a later session is put behind
+    the first one's. UsageError: a list of tasks is another one than then, and before and after could not be compared.
+    """
+    from journal import Journal
+
+    now = {"code_sha256": code_hash(), "git_commit": git_commit(), "policy_sha256": files_hash(policy), "load": load(),
+           "train_sha256": task_hash(train), "eval_sha256": task_hash(test)}  # fmt: skip
+    with Journal(journal) as run:
+        start = run.meta.get("start") or now  # runs of older versions have none
+        for flag, name in (("--tasks", "train_sha256"), ("--eval-tasks", "eval_sha256")):
+            if start[name] != now[name]:
+                raise UsageError(f"--resume: {flag} has other instructions than when the run began: put its file back "
+                                 "as it was, or start a new run")  # fmt: skip
+        if now["code_sha256"] not in start["code_sha256"]:
+            start["code_sha256"] += f", then {now['code_sha256']}"
+        run.meta["start"] = start
+    return start
 
 
 def evaluation_card(

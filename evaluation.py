@@ -128,22 +128,24 @@ def results(run) -> dict:
 
     args, tasks, counts = run.args, run.args.tasks, run.counts()
     first: dict = {}
-    same = [first.setdefault(task, number) for number, task in enumerate(run.eval_tasks)]  # a short list comes again
+    same = [first.setdefault(task.key, number) for number, task in enumerate(run.eval_tasks)]  # a short list recurs
     evaluated = [[(*row[:3], same[row[3]] if row[3] >= 0 else -1) for row in run.evaluations.get(phase, [])]
                  for phase in ("warmup", "final")]  # fmt: skip
     sets = run.train_tasks, run.eval_tasks
     played = run.evaluations.get("final_train", [])
     if not played:
         with Journal(run.journal_path, readonly=True) as journal:
-            rows = [row for row in journal.rows("train") if row.success is not None]
+            own = list(journal.rows("train"))[run.offline :]  # those of other runs came first
+            rows = [row for row in own if row.success is not None]
         played = [(row.family, False, row.success, -1) for row in rows]
     found = summarise(*evaluated) | breakdown(*evaluated, played, *sets) | {
         "trajectories": run.trajectories, "updates": run.learner.updates,
         "wall_seconds": round(run.wall_seconds, 1), "train_seconds": round(run.train_seconds, 1),
         "task_set": {
-            "train": str(tasks.tasks or "generated"), "eval": str(tasks.eval_tasks or "generated"),
-            "eval_sha256": task_hash(run.eval_tasks), "overlap": overlap(run.train_tasks, run.eval_tasks),
-            "eval_different": len(set(run.eval_tasks)),
+            "train": str(tasks.tasks or ("generated" if run.train_tasks else "not known")),
+            "eval": str(tasks.eval_tasks or "generated"),
+            "eval_sha256": task_hash(run.eval_tasks), "overlap": overlap(*sets) if run.train_tasks else None,
+            "eval_different": len({task.key for task in run.eval_tasks}),
         },
         "judge": run.judge.name, "judge_votes": run.judge.votes, "judge_unknown": run.unknown,
         "judge_calls": run.ledger.summary() if run.ledger else None, "trivial_success": run.trivial,
@@ -218,6 +220,9 @@ def take_policy(args, folder: Path) -> None:
             why = "it has neither policy.safetensors nor a checkpoint" if path == run else str(error).splitlines()[0]
             raise UsageError(f"--eval {path}: no checkpoint of a run ({why})") from error
         path = folder / "policy.safetensors"
-        policy.save(path)
+        try:
+            policy.save(path)
+        except OSError as error:
+            raise UsageError(f"--eval {args.run.eval}: {error}: make room, or name another --runs-dir") from error
     args.policy.policy, args.policy.lora, args.policy.init_fusion = path.absolute(), 0, False
     write_args(folder, args)

@@ -18,15 +18,11 @@ UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
 
 
 def load_policy(args: Args):
-    """The policy to start from and its file or folder (a run's: of what it ended with). Builds and caches the warm
-    start when its file is missing."""
-    from evaluation import folder_of
+    """The policy to start from and its path; builds and caches the warm start when its file is missing."""
     from lora import add_lora
     from policy import AutoUIPolicy
 
     path = args.policy.policy or WARM_START
-    if path == folder_of(path):
-        path = path / "policy.safetensors"
     if path == WARM_START and not path.exists():
         from warm_start import build
 

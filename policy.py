@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -277,7 +278,7 @@ class AutoUIPolicy(nn.Module):
         return self._host.arrays()
 
     def save(self, path: str | Path) -> None:
-        """One .safetensors file with weights, config and tokenizer (its metadata); replaced atomically."""
+        """One .safetensors file with weights, config and tokenizer (its metadata); replaced atomically. OSError."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {name: p.detach().cpu().contiguous() for name, p in self.weights().items()}
@@ -285,7 +286,10 @@ class AutoUIPolicy(nn.Module):
         saved = {"config": self.config, "codec": self.codec.to_json(), "screens": self.screens}
         saved |= {"fresh_images": self.fresh_images}
         # One entry of metadata: the library writes several in an order that differs from file to file.
-        save_file(state, partial, {"policy": json.dumps(saved)})
+        try:
+            save_file(state, partial, {"policy": json.dumps(saved)})
+        except SafetensorError as error:
+            raise OSError(f"{path.name} cannot be written ({error}): is the disk full?") from error
         os.replace(partial, path)
 
     @classmethod

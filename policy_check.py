@@ -17,8 +17,12 @@ from screen_features import FEATURE_DIM, check_feature_dim
 
 
 def check_policy(args) -> None:
-    """UsageError for what is wrong with `args.PolicyArgs`."""
+    """UsageError for what is wrong with `args.PolicyArgs`. A run in the place of a policy becomes its policy."""
+    from evaluation import folder_of
+
     check_transformers()
+    if args.policy and args.policy == folder_of(args.policy):  # a run: what it ended with
+        args.policy = args.policy / "policy.safetensors"
     if args.device != "cpu" or args.server_device not in ("", "cpu"):  # only then torch is needed to answer
         from devices import check_device
 

@@ -38,7 +38,7 @@ from types import SimpleNamespace
 
 from journal import Journal, JournalError
 from replay import Trajectory
-from run_folder import RunStopped, UsageError, load_checkpoint
+from run_folder import RunStopped, UsageError, go_on, load_checkpoint
 from screen_features import FEATURE_DIM
 from stop_signals import on_stop_signals
 
@@ -63,6 +63,7 @@ class Recording:
     alone: bool  # no phones at all
     budget: int = 0  # trajectories after which the step size is 0, recorded and to be played
     pace: list | None = None  # for each update: last id before it, version, progress
+    dropped: frozenset | None = None  # ids that were too old when they came; None: not known, or another pace
 
     def summary(self) -> dict:
         """For results.json."""
@@ -218,6 +219,7 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
                 journal.copy(partial)
             with Journal(partial) as copy:
                 copy.meta.pop("settled", None)  # those have their verdicts in it
+                copy.meta.pop("start", None)
                 copy.forget_learnt()  # of that run's updates
             os.replace(partial, own)
         with Journal(own, readonly=True) as copy:  # since then the run may have gone on
@@ -232,6 +234,9 @@ def _prepare_replay(recording: Recording, args, source: Path, own: Path) -> None
     recording.budget = len(recording.order) if recorded else min(total, len(recording.order))
     if all(getattr(algorithm, name) == config["algorithm"][name] for name in PACE_FLAGS):
         recording.pace = _pace(state)
+        same = args.policy.max_staleness == config["policy"]["max_staleness"]
+        if recording.pace and same and "dropped" in state["counters"]:
+            recording.dropped = frozenset(state["counters"]["dropped"])
 
 
 def pace_of(state: dict) -> list[tuple[int, int, float]]:
@@ -303,7 +308,7 @@ def learn_alone(run) -> int:
         if run.tracker:
             run.tracker.finish()
     if run.stopping:
-        print(f"Saved {saved}\nGo on with: python run_distrl.py --resume {run.folder}")
+        print(f"Saved {saved}\n{go_on(run.args, run.folder)}")
         return 130
     print(table(run.finish(), run.folder))
     return 0

@@ -27,14 +27,18 @@ from replay import Trajectory
 
 
 def settle(folder: Path, judge) -> Counter:
-    """Ask `judge.judge(task, actions, pngs)` about every trajectory without a verdict that has its screens.
+    """Ask `judge.judge(task, actions, pngs)` about every training trajectory without a verdict that has its screens.
 
-    Returns how many became "success" and "failure", how many stay "unknown", and how many had no "screens": episodes
-    that an outage of their phone ended, and those whose task was done before the first action.
+    Returns how many became "success" and "failure", how many stay "unknown", how many had "no screens" (episodes that
+    an outage of their phone ended, and those whose task was done before the first action), and how many of an
+    "evaluation" are left as they are: no result would take them in; `--eval` plays them again.
     """
     counts: Counter = Counter()
     with Journal(folder / "journal.sqlite") as journal:
         for entry in [row for row in journal.rows() if row.success is None]:
+            if entry.split != "train":
+                counts["evaluation"] += 1
+                continue
             trajectory = Trajectory.from_bytes(journal.get(entry.id).data)
             if not trajectory.info.get("unjudged"):
                 counts["no screens"] += 1

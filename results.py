@@ -182,7 +182,7 @@ def breakdown(
         if not any(row[1] for row in training):  # the last quarter of a long run, all of a short one: not comparable
             found["train"] = found["train"][-RECENT:]
         sets[name] = {phase: rate(rows) for phase, rows in found.items()}
-    kinds = novelty(train, test)
+    kinds = novelty(train, test) if train else []
     for kind in ("seen", "instance", "template", "app"):
         chosen = {number for number, known in enumerate(kinds) if known == kind}
         if chosen:

@@ -42,7 +42,7 @@ from loaders import WARM_START, load_policy, load_screen_features, load_text_enc
 from recorded import Recording, alone, learn_alone, pace_of, read
 from results import LAST
 from run_data import last_clock, write_whole
-from run_folder import FULL, RunStopped, UsageError, check_room, held, load_checkpoint, save_checkpoint
+from run_folder import FULL, RunStopped, UsageError, check_room, go_on, held, load_checkpoint, save_checkpoint
 from stop_signals import on_stop_signals
 from tasks import Task, overlap
 
@@ -51,7 +51,7 @@ class Experiment:
     """One run: its folder, journal, learner and actors, and the phases evaluation, training, evaluation."""
 
     COUNTERS = ("version", "trajectories", "unknown", "trivial", "stale", "unsupported", "settled", "train_seconds",
-                "wall_seconds", "last_id", "offline", "offline_seconds")  # fmt: skip
+                "wall_seconds", "last_id", "offline", "offline_seconds", "dropped")  # fmt: skip
 
     def __init__(self, args: Args, folder: Path, train_tasks: list[Task], eval_tasks: list[Task], policy):
         import torch
@@ -63,7 +63,8 @@ class Experiment:
         from pools import silence
         from schedule import Schedule
 
-        self.args, self.folder, self.start = args, folder, at_start(args.policy.policy or WARM_START)
+        self.args, self.folder = args, folder
+        self.start = at_start(args.policy.policy or WARM_START, folder / "journal.sqlite", train_tasks, eval_tasks)
         self.train_tasks, self.eval_tasks = train_tasks, eval_tasks
         torch.set_num_threads(num_threads(policy))
         torch.set_flush_denormal(True)
@@ -83,6 +84,7 @@ class Experiment:
         self.trajectories = 0  # training trajectories received
         self.last_id = 0  # journal id of the last of them
         self.unknown = self.trivial = self.stale = 0
+        self.dropped: list[int] = []  # ids of the stale ones
         self.unsupported = 0  # texts that no keyboard of their phone could type
         self.offline, self.offline_seconds = 0, 0.0  # trajectories recorded before; spent on them (recorded.py)
         self.pace: list = []  # of each update: last_id, version and the learner's progress, for --replay
@@ -189,11 +191,15 @@ class Experiment:
         recorded = "recorded" in trajectory.info  # of another run: its versions say nothing here
         self.offline += recorded
         bound = 0 if recorded else self.args.policy.max_staleness
+        stale = bound and self.version - trajectory.policy_version.min() > bound
+        if self.recording and self.recording.dropped is not None:
+            stale = id in self.recording.dropped
         if trajectory.success is None:
             self.trivial += "trivial_success" in trajectory.info
             self.unknown += "trivial_success" not in trajectory.info
-        elif bound and self.version - trajectory.policy_version.min() > bound:
+        elif stale:
             self.stale += 1
+            self.dropped.append(id)
         else:
             self.learner.add(trajectory, id=id)
 
@@ -244,6 +250,8 @@ class Experiment:
                 self.schedule.start_round(self.args.phones.num_workers)
             elif self.args.run.serial:
                 self.pool.pump()
+                while self.receive():  # the last one ends the loop
+                    pass
             else:
                 waited = time.monotonic()
                 self.receive(timeout=0.05)
@@ -437,8 +445,6 @@ class Experiment:
 
     def finish(self) -> dict:
         """Write results.json, the curves and the report; return the results."""
-        from safetensors import SafetensorError
-
         from report import write_report
 
         while self.receive():  # what came in while the actors were stopped
@@ -446,19 +452,12 @@ class Experiment:
         self.tick()
         try:
             self.policy.save(self.folder / "policy.safetensors")
-        except SafetensorError as error:
-            raise RunStopped(f"policy.safetensors cannot be written ({error}): is the disk full?") from error
+        except OSError as error:
+            raise RunStopped(str(error)) from error
         results = evaluation.results(self)
         write_whole(self.folder / "results.json", json.dumps(results, indent=2).encode() + b"\n")
         write_report(self.folder)
         return results
-
-
-def go_on(args: Args, folder: Path) -> str:
-    """What to do with a run that was cut short, for a person."""
-    if args.run.eval:
-        return f"Begin it again, with the same flags: python run_distrl.py --eval {args.run.eval}"
-    return f"Go on with: python run_distrl.py --resume {folder}"
 
 
 def run(args: Args, team=None) -> int:
@@ -519,11 +518,13 @@ def run_in(folder: Path, args: Args, train_tasks: list[Task], eval_tasks: list[T
     families = {task.family for task in (*train_tasks, *eval_tasks)}
     with phones_of(args, families) as phones:
         pairs = overlap(train_tasks, eval_tasks)
+        known = f"{pairs['exact']} in training, {pairs['template']} by template"
+        known = known if train_tasks else "what the policy was trained on is not known"
         number, kinds = len(set(train_tasks)), len({task.family for task in train_tasks})
         print(
             f"DistRL: {args.phones.num_workers} workers on {phones.what}, {number} training instructions of {kinds} "
-            f"families; {len(eval_tasks)} held-out tasks, {len(set(eval_tasks))} of them different "
-            f"({pairs['exact']} in training, {pairs['template']} by template).\n"
+            f"families; {len(eval_tasks)} held-out tasks, {len({task.key for task in eval_tasks})} of them different "
+            f"({known}).\n"
             f"  {judging}; episodes of {args.tasks.horizon or '15, Web Shopping 20'} steps at most\n  folder {folder}"
         )
         experiment.phones = "simulated" if args.phones.simulated else phones.what

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import pickle
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,13 @@ def held(folder: Path, flag: str = "--resume") -> Iterator[None]:
         except OSError:  # not writable, which is told elsewhere, or a file system without locks
             pass
         yield
+
+
+def go_on(args, folder: Path) -> str:
+    """What to do with a run that was cut short, for a person."""
+    if args.run.eval:
+        return f"Begin it again, with the same flags: python run_distrl.py --eval {shlex.quote(str(args.run.eval))}"
+    return f"Go on with: python run_distrl.py --resume {shlex.quote(str(folder))}"
 
 
 def check_room(folder: Path, checkpoint: int) -> None:

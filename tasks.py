@@ -160,6 +160,11 @@ class Task:
     slots: tuple[tuple[str, str], ...]
     horizon: int
 
+    @property
+    def key(self) -> tuple:
+        """The same for all that ask for the same thing: quotes, marks and case aside."""
+        return self.template, tuple((name, value.lower()) for name, value in self.slots)
+
     def slot(self, name: str, default: str = "") -> str:
         return dict(self.slots).get(name, default)
 
@@ -263,10 +268,9 @@ def load_tasks(path: str, skip_unknown: bool = False) -> list[Task]:
 
 
 def overlap(train: Sequence[Task], test: Sequence[Task]) -> dict[str, int]:
-    """How many test tasks have their instruction, and how many their template, among the train tasks."""
-    seen = {task.instruction.lower() for task in train}
-    templates = {task.template for task in train}
-    return {"exact": sum(task.instruction.lower() in seen for task in test),
+    """How many test tasks are among the train tasks ("exact", by `Task.key`), how many have their template there."""
+    seen, templates = {task.key for task in train}, {task.template for task in train}
+    return {"exact": sum(task.key in seen for task in test),
             "template": sum(task.template in templates for task in test)}
 
 
@@ -279,10 +283,10 @@ def app_of(task: Task) -> str:
 
 def novelty(train: Sequence[Task], test: Sequence[Task]) -> list[str]:
     """What is new in each test task, the first of these: its "app", its "template", the "instance"; else "seen"."""
-    instructions = {task.instruction.lower() for task in train}
+    seen = {task.key for task in train}
     templates, apps = {task.template for task in train}, {app_of(task) for task in train}
     return ["app" if app_of(task) not in apps else "template" if task.template not in templates
-            else "instance" if task.instruction.lower() not in instructions else "seen" for task in test]
+            else "instance" if task.key not in seen else "seen" for task in test]
 
 
 def two_sets(tasks: Sequence[Task], each: int) -> list[Task]:

@@ -62,6 +62,8 @@ def test_a_flag_that_help_leaves_out_is_taken(monkeypatch):
     ("--learning-rate nan", "--learning-rate nan: at least 0 is needed"),
     ("--workers-per-node 3", "--workers-per-node 3: is for --ray-address"),
     ("--ray-address auto --adb-port 5038", "--adb-port 5038: each node of --ray-address takes a free one"),
+    ("--exp-name a/b", "--exp-name 'a/b': a name of at most 100 characters without / is needed"),
+    (f"--exp-name {'a' * 101}", f"--exp-name '{'a' * 101}': a name of"),
     ("--allow-offline", "--allow-offline: simulated phones have a network"),
     ("--serial --server-device cpu", "--server-device cpu: --serial has no policy server"),
     ("--rho-clip inf --train-minutes inf", ""),
@@ -94,6 +96,11 @@ def test_a_resumed_run_takes_more_judge_calls_or_no_limit_but_not_fewer(tmp_path
         follower.setenv("RANK", "1")
         assert resumed("--max-judge-calls", "90") == 90
     assert resumed() == 0
+    with pytest.raises(UsageError, match="own flags: leave out --learning-rate --seed"):
+        resumed("--learning_rate", "1", "--max-judge-calls", "0", "--seed=3")
+    (folder / "results.json").write_text("{}")
+    with pytest.raises(UsageError, match=f"the run is over: --eval {folder}"):
+        resumed()
 
 
 @pytest.mark.parametrize("reads", [True, False])

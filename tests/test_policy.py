@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from test_tokenizer import BACK, PROMPTS, TAP, TYPE
 from torch.nn.utils import parameters_to_vector
@@ -419,6 +420,15 @@ def test_bf16_arithmetic_over_float32_weights_learns_and_stays_near(small, featu
     again = agent.evaluate(PROMPTS, features, out.token_ids)
     mu = torch.tensor([row.sum() for row in out.logprobs])
     assert (again.logprob - mu).abs().max() < 0.5  # log rho of an unchanged policy: rounding alone
+
+
+def test_a_disk_that_is_full_is_an_oserror_that_names_the_file(small, tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(policy_module, "save_file", full)
+    with pytest.raises(OSError, match="p.safetensors cannot be written .*No space.*is the disk full"):
+        small.save(tmp_path / "p.safetensors")
 
 
 def test_the_same_policy_is_the_same_file(tmp_path):

@@ -17,7 +17,7 @@ from args import Args, prepare
 from journal import Journal
 from loaders import load_policy, load_screen_features, load_text_encoder
 from policy import AutoUIPolicy
-from policy_check import check_transformers
+from policy_check import check_policy, check_transformers
 from replay import Trajectory
 from run_folder import UsageError
 from screen_features import FEATURE_DIM
@@ -99,10 +99,12 @@ def test_a_run_named_as_the_policy_is_the_one_that_it_ended_with(tmp_path):
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
     (run / "journal.sqlite").touch()
-    with pytest.raises(UsageError, match="--policy .*policy.safetensors: no policy at"):
-        load_policy(args_of(tmp_path, policy=run))
+    with pytest.raises(UsageError, match="--policy .*policy.safetensors: no such file"):
+        check_policy(args_of(tmp_path, policy=run).policy)
     AutoUIPolicy.small(seed=3).save(run / "policy.safetensors")
-    policy, path = load_policy(args_of(tmp_path, policy=run))
+    args = args_of(tmp_path, policy=run)
+    check_policy(args.policy)
+    policy, path = load_policy(args)
     assert path == run / "policy.safetensors"
     assert torch.equal(policy.network.shared.weight, AutoUIPolicy.small(seed=3).network.shared.weight)
 

@@ -54,7 +54,7 @@ def test_B4_unknown_trajectories_are_settled_and_listed_for_training(tmp_path):
         outage = store(journal, trajectory())
         held_out = store(journal, trajectory([(4, b"yes")]), split="final")
     judge = Verdicts(no=False, yes=True, unknown=None)
-    assert settle(tmp_path, judge) == {"success": 2, "failure": 1, "unknown": 1, "no screens": 1}
+    assert settle(tmp_path, judge) == {"success": 1, "failure": 1, "unknown": 1, "no screens": 1, "evaluation": 1}
     assert judge.asked[1] == ("Open the clock", "open_app", ["a", "b", "c"], [b"yes"])
     with Journal(tmp_path / "journal.sqlite") as journal:
         entry, found = journal.get(late), Trajectory.from_bytes(journal.get(late).data)
@@ -68,10 +68,10 @@ def test_B4_unknown_trajectories_are_settled_and_listed_for_training(tmp_path):
         assert entry.success is False and entry.reward == -0.75 and len(found) == 4 and found.truncated
         assert [journal.get(id).success for id in (still, outage)] == [None, None]
         assert Trajectory.from_bytes(journal.get(still).data).info["unjudged"]
-        assert journal.meta["settled"] == [late, failed, held_out]
-    assert settle(tmp_path, Verdicts(no=False, unknown=False)) == {"failure": 1, "no screens": 1}
+        assert journal.meta["settled"] == [late, failed] and journal.get(held_out).success is None
+    assert settle(tmp_path, Verdicts(no=False, unknown=False)) == {"failure": 1, "no screens": 1, "evaluation": 1}
     with Journal(tmp_path / "journal.sqlite") as journal:
-        assert journal.meta["settled"] == [late, failed, held_out, still]
+        assert journal.meta["settled"] == [late, failed, still]
 
 
 def test_a_task_that_was_done_before_the_first_action_is_not_rewarded_later(tmp_path):

@@ -28,6 +28,7 @@ from results import (
     table,
 )
 from run_data import read_metrics, wilson_interval
+from run_folder import UsageError
 from tasks import parse_task
 
 WARMUP = [("alarm", True, False, 0), ("alarm", False, True, 0), ("maps", True, True, 1), ("maps", True, None, 2)]
@@ -95,7 +96,18 @@ def test_G5_G6_the_card_says_how_the_numbers_came_about(tmp_path, monkeypatch):
     args, held_out = flags.Args(), tasks("Set an alarm for 5pm", "Go to reddit.com")
     policy = SimpleNamespace(codec=SimpleNamespace(max_action=64))
     (tmp_path / "policy.safetensors").write_bytes(b"weights")
-    start = cards.at_start(tmp_path / "policy.safetensors")
+    journal = tmp_path / "journal.sqlite"
+    start = cards.at_start(tmp_path / "policy.safetensors", journal, tasks("Open the Camera app"), held_out)
+    with monkeypatch.context() as later:  # resumed, with other code
+        later.setattr(cards, "code_hash", lambda: "0123456789ab")
+        two = cards.at_start(tmp_path / "another", journal, tasks("Open the Camera app"), held_out)
+        assert two == start | {"code_sha256": f"{start['code_sha256']}, then 0123456789ab"}
+    three = cards.at_start(tmp_path / "policy.safetensors", journal, tasks("Open the Camera app"), held_out)
+    assert three == two  # each is named once
+    same = tasks("Open the Camera app")
+    for lists, flag in (((held_out, held_out), "--tasks"), ((same, held_out[:1]), "--eval-tasks")):
+        with pytest.raises(UsageError, match=f"--resume: {flag} has other instructions than when the run began"):
+            cards.at_start(tmp_path / "policy.safetensors", journal, *lists)
     monkeypatch.setattr(cards, "load", lambda: [9.0, 9.0, 9.0])  # the machine at the end
 
     def card(judge=None, train=("Open the Camera app",), start=start, **changes):

@@ -18,6 +18,7 @@ from run_folder import (
     RunStopped,
     UsageError,
     check_room,
+    go_on,
     held,
     load_checkpoint,
     make_folder,
@@ -66,6 +67,12 @@ def test_no_right_to_write_is_one_error(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "access", lambda path, mode, mine=path: (path, mode) != (mine, os.W_OK))
         with pytest.raises(UsageError, match=f"^{re.escape(str(path))}: no right to write there: make it writable"):
             check_room(run, 0)
+
+
+def test_a_command_to_go_on_with_can_be_pasted():
+    assert go_on(Args(), Path("/my runs/a")) == "Go on with: python run_distrl.py --resume '/my runs/a'"
+    ended = go_on(Args(run=RunArgs(eval=Path("p q.safetensors"))), Path("/b"))
+    assert ended.endswith("run_distrl.py --eval 'p q.safetensors'")
 
 
 # ---- what --resume may not change

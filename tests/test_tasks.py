@@ -234,7 +234,18 @@ def test_two_sets_take_turns_and_nothing_comes_twice():
 def test_overlap_of_the_real_lists():
     assert overlap(lists("general_train.txt"), lists("general_test.txt")) == {"exact": 432, "template": 432}
     train, test = lists("webshop_train.txt"), list({t.instruction: t for t in lists("webshop_test.txt")}.values())
-    assert (len(test), overlap(train, test)["exact"]) == (193, 5)
+    assert (len(test), overlap(train, test)["exact"]) == (193, 77)  # 5 to the letter
+    assert sum(task.instruction.lower() in {other.instruction.lower() for other in train} for task in test) == 5
+
+
+def test_quotes_marks_and_case_do_not_make_another_task():
+    train = [parse_task("What's the news in Chile?"), parse_task('Go to ebay.com, search for "corsair k70"')]
+    same = [parse_task(text) for text in ("what's the news in chile", "What\u2019s the news in Chile?",
+                                          "Go to ebay.com, search for 'Corsair K70'")]  # fmt: skip
+    other = [parse_task("What's the news in Peru?"), parse_task("Go to ebay.com, search for 'corsair k65'"),
+             parse_task("Go to newegg.com, search for 'corsair k70'")]  # fmt: skip
+    assert overlap(train, same) == {"exact": 3, "template": 3} and set(novelty(train, same)) == {"seen"}
+    assert overlap(train, other)["exact"] == 0 and set(novelty(train, other)) == {"instance"}
 
 
 # ---- what is done
