@@ -13,12 +13,12 @@ LINES = [{"color": colour, "linestyle": style} for style in ("-", "--", ":") for
 Curve = Callable[[Done], tuple[list[float], list[float]]]
 
 
-def figure(panels: int, sharey: bool = False):
-    """(figure, its axes): three panels a row, `sharey` gives all of them one scale."""
+def figure(panels: int, sharey: bool = False, height: float = 4.2):
+    """(figure, its axes): three panels a row, each so many inches high; `sharey` gives all of them one scale."""
     from matplotlib.figure import Figure
 
     columns, rows = min(panels, 3), -(-panels // 3)
-    made = Figure(figsize=(6.2 * columns, 4.2 * rows), dpi=110, layout="constrained")
+    made = Figure(figsize=(6.2 * columns, height * rows), dpi=110, layout="constrained")
     axes = made.subplots(rows, columns, squeeze=False, sharey=sharey).flatten()
     for spare in axes[panels:]:
         spare.remove()
@@ -53,7 +53,7 @@ def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]], *p
     path = path or HELD_OUT
     found = [over(runs, *path) for runs in groups]
     most = max(one.n for one in found)
-    labels = [f"{label}\nn {one.n}" if 0 < one.n < most else label for label, one in zip(labels, found, strict=True)]
+    labels = [f"{label}, n {one.n}" if 0 < one.n < most else label for label, one in zip(labels, found, strict=True)]
     axes.set_xlim(-0.5, len(groups) - 0.5)
     for place, (runs, one) in enumerate(zip(groups, found, strict=True)):
         if one.n:
@@ -61,6 +61,6 @@ def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]], *p
             axes.errorbar(place, one.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             values = [run.percent(*path) for run in runs]
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4, zorder=3)
-    turned = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 8 else {}
+    turned = {"rotation": 20 if len(labels) < 7 else 40, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 8 else {}
     axes.set_xticks(range(len(labels)), labels, fontsize=8, **turned)
     axes.set_ylabel("held-out success, %")

@@ -145,7 +145,7 @@ def ablation(runs: Runs) -> tuple[str, dict]:
              *(rate(done, *path) for path in SETS), number([100 * run.mean_success() for run in done], most=100.0),
              *minus(runs, method), len(done), PAPER_ABLATION.get(method, "")]
             for method, done in runs.items()]  # fmt: skip
-    made, axes = figure(3)
+    made, axes = figure(3, height=5.6)
     draw_rates(axes[0], short(runs), list(runs.values()))
     main = {name: done for name, done in runs.items() if name in ("aride", "no_dper", "no_retrace")}
     draw_curves(axes[1], main, lambda run: run.success("trajectories"))
