@@ -61,6 +61,7 @@ def draw_rates(axes, labels: Sequence[str], groups: Sequence[Sequence[Done]], *p
             axes.errorbar(place, one.mean, yerr=reach, fmt="o", capsize=4, color=COLOURS[0])
             values = [run.percent(*path) for run in runs]
             axes.plot([place] * len(values), values, ".", color=COLOURS[1], markersize=4, zorder=3)
-    turned = {"rotation": 20 if len(labels) < 7 else 40, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 8 else {}
+    turned = {"rotation": 20 if len(labels) < 7 else 40, "ha": "right", "rotation_mode": "anchor"}
+    turned = turned if max(map(len, labels)) > 8 else {}
     axes.set_xticks(range(len(labels)), labels, fontsize=8, **turned)
     axes.set_ylabel("held-out success, %")
