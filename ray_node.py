@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluator import JudgeConfig
 from worker import COUNTS, Episode
 
 
@@ -43,7 +44,8 @@ class NodeActors:
 
         cluster, number = self._cluster, self._number
         seed = cluster.seed + 1000 * number
-        source = phone_source(cluster.phones, seed=seed, families=cluster.families, judge=self._how["judge"].kind)
+        judge = self._how.get("judge", JudgeConfig()).kind
+        source = phone_source(cluster.phones, seed=seed, families=cluster.families, judge=judge)
         self.phones = self._stack.enter_context(source)
         path = Path(f"policy-{os.getpid()}.safetensors").absolute()  # Ray removes this folder
         path.write_bytes(policy)

@@ -69,6 +69,7 @@ def test_d16_scalar_types():
     assert buffer.update_priorities(buffer.ids, [2.0, np.float32(2), torch.tensor(2.0)]) == 3
 
 
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
 @pytest.mark.parametrize("change, message", [
     (dict(actions=[]), "0 actions.*needs an action and an end"),
     (dict(terminated=False), "cut short is truncated"),
