@@ -286,7 +286,7 @@ def test_figures_have_the_intervals_of_the_tables(scripts, runs):
     assert plot.arms(done[:1], *place) == (pytest.approx(100 - 100 * wilson_interval(4, 4)[0]), 0.0)
     made, (axes,) = plot.figure(1)
     plot.draw_rates(axes, ["one", "three", "none"], [done[:1], done, []])
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["one\nn 1", "three", "none"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["one, n 1", "three", "none"]
     bars, dots = [[line for line in axes.lines if line.get_marker() == mark] for mark in "o."]
     assert min(line.zorder for line in dots) > max(line.zorder for line in bars)
     made, (axes,) = plot.figure(1)
