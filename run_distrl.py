@@ -208,7 +208,8 @@ class Experiment:
         if self.ledger and not self.paused and time.monotonic() - self.asked_judge > 0.5:
             self.asked_judge = time.monotonic()
             self.paused = self.ledger.stopped()
-        self.stopping = self.stopping or self.paused is not None
+        if self.paused is not None:  # not `stopping or paused`: it would lose a signal that comes in between
+            self.stopping = True
         return self.stopping
 
     # ------------------------------------------------------------------ phases

@@ -234,6 +234,19 @@ def test_another_tokenizer_is_refused_whether_weights_are_published_or_not():
 # ---- waiting
 
 
+def test_a_signal_in_the_midst_of_looking_whether_to_stop_is_not_lost(tmp_path):
+    run = begin(tmp_path / "run", small())
+
+    class Signalled(type(run)):
+        @property
+        def paused(self):  # the handler runs here
+            self.stopping = True
+
+    run.__dict__.pop("paused")
+    run.__class__ = Signalled
+    assert run.judge_pauses() and run.stopping
+
+
 def test_sync_hands_out_nothing_before_its_first_round(tmp_path):
     """The collector may ask at any moment, also just before the round begins."""
     run = begin(tmp_path / "run", small())
