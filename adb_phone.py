@@ -288,8 +288,8 @@ class AdbPhone:
 
     def unlock(self) -> None:
         """Wakes it and puts its lock screen away. ScreenLocked: a PIN, a pattern or a password keeps it."""
-        self.key(224)                                   # some phones refuse all input
-        self.shell(_WAKE)
+        self.key(224)                                   # checked: some phones refuse all input
+        self.shell("wm dismiss-keyguard")
         deadline = time.monotonic() + _UP_TIMEOUT
         while time.monotonic() < deadline and is_locked(self.shell(LOCK_COMMAND)):
             time.sleep(0.1)                             # it slides away

@@ -269,7 +269,7 @@ def parse(description: str) -> Args:
 def resumed(args: Args) -> Args:
     """The flags of the run that --resume names, with a new --max-judge-calls, which is written there.
 
-    UsageError: no run, one that is not resumed, or a number that does not suit it; its config.json is as it was.
+    UsageError: no run, one that is over or is not resumed, other flags, or a number that does not suit it.
     """
     folder, budget, check = args.run.resume, args.judge.max_judge_calls, args.phones.check
     args = read_args(folder, Args)

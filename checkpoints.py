@@ -164,7 +164,7 @@ def _owner(key: str, prefix: str) -> str:
 
 def add_image_layers(state: dict[str, Tensor]) -> bool:
     """Gives a plain T5's weights image layers that leave its output as it is; see the module's docstring. False: it
-    has its own."""
+    has its own, or is no whole T5."""
     if "image_dense.weight" in state or not state.keys() >= set(PLAIN):
         return False
     d = state["shared.weight"].shape[1]
